@@ -1,0 +1,1 @@
+//! Reads samples in any order, as if the data were local.

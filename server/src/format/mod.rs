@@ -1,0 +1,1 @@
+//! Readers of shard formats. Pure: bytes in, members out.

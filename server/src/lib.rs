@@ -1,0 +1,15 @@
+//! Serves samples out of shards as they lie.
+//!
+//! | module | holds | must not hold |
+//! | --- | --- | --- |
+//! | [`format`] | readers of shard formats (pure) | I/O |
+//! | [`catalog`] | which samples there are, where their bytes lie, and the version of it all | sockets |
+//! | [`store`] | how bytes get from storage into leases | what a sample is |
+//! | [`serve`] | requests and answers | who waits on the other end |
+//! | [`metrics`] | figures of a running server | |
+
+pub mod catalog;
+pub mod format;
+pub mod metrics;
+pub mod serve;
+pub mod store;

@@ -1,0 +1,1 @@
+//! Where a group's entries lie in a lease.
