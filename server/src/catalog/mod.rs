@@ -1,6 +1,18 @@
 //! Which samples there are, where their bytes lie, and the version of it all.
+//!
+//! From what a user says to a dataset that can be served: [`resolve`] lists the shards, [`build`] makes or reuses the
+//! index, and the [`Dataset`] it returns answers where each field of each sample lies. All of it blocks: call it from a
+//! thread that may.
+
+mod build;
+mod dataset;
+mod source;
 
 use std::path::PathBuf;
+
+pub use build::{BuildError, BuildRequest, Built, Damage, Monitor, Progress, build};
+pub use dataset::{CatalogError, Dataset, FieldStats, Sample, SampleExtent, Shard};
+pub use source::{SourceError, SourceFile, resolve};
 
 /// What tells that a file on disk is still the one that was indexed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,6 +21,21 @@ pub struct Identity {
     pub mtime_ns: i64,
     pub ctime_ns: i64,
     pub inode: u64,
+}
+
+impl Identity {
+    /// The identity of the file that `metadata` describes.
+    pub fn of(metadata: &std::fs::Metadata) -> Identity {
+        use std::os::unix::fs::MetadataExt;
+        // Years beyond 2262 saturate: still the same for the same file.
+        let ns = |seconds: i64, nanos: i64| seconds.saturating_mul(1_000_000_000).saturating_add(nanos);
+        Identity {
+            size: metadata.len(),
+            mtime_ns: ns(metadata.mtime(), metadata.mtime_nsec()),
+            ctime_ns: ns(metadata.ctime(), metadata.ctime_nsec()),
+            inode: metadata.ino(),
+        }
+    }
 }
 
 /// A shard's file on this machine.
