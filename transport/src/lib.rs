@@ -3,12 +3,14 @@
 //! | module | holds | must not hold |
 //! | --- | --- | --- |
 //! | [`link`] | the seam every fabric stands behind | anything that names a fabric |
+//! | [`exchange`] | a request and its answer, whatever carries them | streams, sockets |
 //! | [`pool`] | the slab of pinned memory, its leases and views, the ledger | I/O, clocks |
 //! | [`wire`] | the bytes of requests and answers, and the JSON of descriptions (pure) | sockets |
 //! | [`place`] | where a group's entries lie in a lease (pure) | I/O |
 //! | [`h3`] | HTTP/3 over QUIC: both ends of the fabric, TLS | samples' meaning, catalogs |
 //! | [`sim`] | a seeded simulated link under virtual time, and a delay line for real sockets | |
 
+pub mod exchange;
 pub mod h3;
 pub mod link;
 pub mod place;
