@@ -1,0 +1,18 @@
+//! The loader: a plan's batches, in exact order, out of whatever the links deliver.
+//!
+//! [`Machine`] is the whole of it without I/O: [`step`](Machine::step) takes the time and an [`Event`] and answers with
+//! [`Action`]s. A driver owns links, threads and timers, and carries one to the other.
+
+mod batch;
+mod error;
+mod event;
+mod machine;
+mod source;
+mod stats;
+
+pub use batch::{Batch, Sample};
+pub use error::{FetchError, LoaderError, PoolExhausted, Reason};
+pub use event::{Action, Event, Note};
+pub use machine::{LoaderConfig, Machine, OnError};
+pub use source::{Source, SourceError};
+pub use stats::{Histogram, LoaderStats};
