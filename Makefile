@@ -1,0 +1,86 @@
+# What one does with this repository. Each target first installs what it lacks (scripts/deps says what), and is quick when nothing is.
+#
+#   make build       the program: target/release/forebay
+#   make demo        serve and read a realistic data set on this machine, and print what it did
+#   make test        everything; what CI runs
+#   make test-fast   the part of it that takes at most three minutes once built
+#   make bench       every bench; writes target/bench/*.jsonl and docs/BENCHMARKS.md
+#   make lint        formatting, clippy, documentation, dependencies
+
+SHELL := /usr/bin/env bash
+.SHELLFLAGS := -euo pipefail -c
+export PATH := $(PATH):$(HOME)/.cargo/bin
+CARGO ?= cargo
+# --locked: a build that would change Cargo.lock is an error, not a surprise.
+FLAGS ?= --locked
+BENCHES := $(patsubst benches/%.rs,%,$(wildcard benches/*.rs))
+# The test programs of the root package that need the Python environment: left out of test-fast.
+SLOW_TESTS := $(patsubst tests/%.rs,%,$(wildcard tests/third_party*.rs))
+FAST_TESTS := $(filter-out $(SLOW_TESTS),$(patsubst tests/%.rs,%,$(wildcard tests/*.rs)))
+
+.PHONY: all deps python-env build demo test test-fast test-rust lint fmt-check clippy doc deny check-loom check-memory bench \
+	bench-smoke clean
+
+all: build
+
+deps:
+	@scripts/deps test
+
+python-env: deps
+	@scripts/python-env >/dev/null
+
+build:
+	@scripts/deps build
+	$(CARGO) build $(FLAGS) --release -p forebay
+
+demo: build python-env
+	scripts/demo
+
+test-fast: deps fmt-check
+	FOREBAY_SEEDS=$${FOREBAY_SEEDS:-300} $(CARGO) test $(FLAGS) -p forebay-transport -p forebay-server -p forebay-client -p forebay
+	$(CARGO) test $(FLAGS) -p forebay-system --lib $(FAST_TESTS:%=--test %)
+
+test: python-env lint test-rust check-loom check-memory bench-smoke
+	@echo "make test: everything passed"
+
+# --no-fail-fast: one run shows everything that is broken.
+test-rust: python-env
+	FOREBAY_SEEDS=$${FOREBAY_SEEDS:-5000} $(CARGO) test $(FLAGS) --workspace --no-fail-fast
+
+lint: deps fmt-check clippy doc deny
+
+fmt-check:
+	$(CARGO) fmt --all --check
+
+clippy:
+	$(CARGO) clippy $(FLAGS) --workspace --all-targets -- -D warnings
+
+doc:
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(FLAGS) --workspace --no-deps --quiet
+
+# Advisories need the network and change by the day: a job of their own, not a reason for a commit to fail.
+deny:
+	@if command -v cargo-deny >/dev/null; then \
+		cargo-deny --locked check licenses bans sources; \
+	else \
+		echo "!! SKIPPED: licences, bans and sources of dependencies: cargo-deny is not installed (cargo install --locked cargo-deny)"; \
+	fi
+
+check-loom: deps
+	scripts/check-loom
+
+check-memory: deps
+	scripts/check-memory
+
+bench: build
+	@rm -rf target/bench
+	@for bench in $(BENCHES); do $(CARGO) bench $(FLAGS) -p forebay-system --bench $$bench; done
+	@scripts/bench-report target/bench > docs/BENCHMARKS.md
+	@echo "wrote docs/BENCHMARKS.md"
+
+bench-smoke: deps
+	@for bench in $(BENCHES); do $(CARGO) bench $(FLAGS) -p forebay-system --bench $$bench -- --smoke; done
+
+clean:
+	$(CARGO) clean
+	rm -rf .venv .work .python-env.lock
