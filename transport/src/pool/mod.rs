@@ -7,12 +7,22 @@
 //! - [`Quarantined`]: a lease that something outside this process's control may still write to.
 //! - [`Account`]: who holds how much, with a limit.
 //! - [`Ledger`]: the sum of everything that holds memory, against one budget.
+//!
+//! Only `region` (which maps the memory) and `lease` (which hands out its bytes) contain unsafe code.
 
+mod account;
 mod extents;
+mod lease;
 mod ledger;
+mod queue;
+#[cfg_attr(forebay_loom, path = "region_model.rs")]
 mod region;
 mod slab;
 mod sync;
+#[cfg(all(test, not(forebay_loom)))]
+mod tests;
 
+pub use account::Account;
+pub use lease::{Lease, Quarantined, View};
 pub use ledger::{Claim, Ledger, OverBudget};
-pub use slab::{Account, Lease, Quarantined, Slab, SlabConfig, SlabError, Usage, View};
+pub use slab::{Slab, SlabConfig, SlabError, Usage};

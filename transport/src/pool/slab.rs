@@ -1,14 +1,17 @@
-//! Slab, lease, view: who may touch which bytes, enforced by types.
-#![allow(unsafe_code)]
+//! The slab: which frames are lent, to whom, and who waits for some. The bytes themselves are `lease`'s business.
 
 use std::fmt;
-use std::ops::Deref;
+use std::future::Future;
+use std::pin::Pin;
 use std::ptr::NonNull;
 use std::task::{Context, Poll, Waker};
 
+use super::account::Account;
 use super::extents::Extents;
-use super::region::Region;
-use super::sync::{Arc, AtomicU32, AtomicUsize, Mutex, Ordering, fence};
+use super::lease::Lease;
+use super::queue::Queue;
+use super::region::{self, Region};
+use super::sync::{Arc, AtomicU32, Mutex, MutexGuard, Ordering};
 
 /// How a slab is made.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +33,9 @@ impl SlabConfig {
 pub enum SlabError {
     #[error("a pool of 0 bytes cannot hold a sample")]
     Empty,
+    /// Refused before it is tried: locking it would have the kernel kill this process, or another.
+    #[error("a pool of {capacity} bytes does not fit in this machine's {memory} bytes of memory")]
+    TooLarge { capacity: usize, memory: u64 },
     #[error("cannot map {capacity} bytes for the pool: {source}")]
     Map { capacity: usize, source: std::io::Error },
 }
@@ -68,7 +74,9 @@ struct State {
     quarantined: usize,
     /// How often memory came back. Never wraps in practice.
     returns: u64,
-    waiters: Vec<Waker>,
+    /// Whom to wake at the next return, whatever it brings.
+    pollers: Vec<Waker>,
+    queue: Queue,
 }
 
 #[derive(Default)]
@@ -87,7 +95,7 @@ pub struct Usage {
     pub longest_free: usize,
     /// Of what is not free: in quarantine.
     pub quarantined: usize,
-    /// Leases (each with its views) alive.
+    /// Leases (each with its views) alive, those in quarantine included.
     pub leases: usize,
 }
 
@@ -97,20 +105,27 @@ impl Slab {
         if capacity == 0 {
             return Err(SlabError::Empty);
         }
-        let region = Region::new(capacity, lock).map_err(|source| SlabError::Map { capacity, source })?;
+        let memory = region::physical_memory();
+        if capacity as u64 > memory {
+            return Err(SlabError::TooLarge { capacity, memory });
+        }
         let frame = capacity.div_ceil(MAX_FRAMES).next_power_of_two().max(MIN_FRAME);
-        // The mapping may be a little longer than asked for (huge pages); what is left of a frame at its end is unused.
-        let frames = capacity.div_ceil(frame).min(region.len() / frame).max(1);
-        let slots = frames;
+        let frames = capacity.div_ceil(frame);
+        let region = frames.checked_mul(frame).ok_or(std::io::ErrorKind::OutOfMemory.into());
+        let region = region.and_then(|whole| Region::new(whole, lock));
+        let region = region.map_err(|source| SlabError::Map { capacity, source })?;
+        region.guard(0, frame * frames);
+        // As many slots as frames: each lease holds a frame at least, so a free frame implies a free slot.
         let state = State {
             extents: Extents::new(frames),
-            idle: (0..slots as u32).rev().collect(),
-            held: (0..slots).map(|_| Held::default()).collect(),
+            idle: (0..frames as u32).rev().collect(),
+            held: (0..frames).map(|_| Held::default()).collect(),
             quarantined: 0,
             returns: 0,
-            waiters: Vec::new(),
+            pollers: Vec::new(),
+            queue: Queue::default(),
         };
-        let slots = (0..slots).map(|_| Slot { refs: AtomicU32::new(0) }).collect();
+        let slots = (0..frames).map(|_| Slot { refs: AtomicU32::new(0) }).collect();
         Ok(Slab { inner: Arc::new(Inner { region, frame, frames, slots, state: Mutex::new(state) }) })
     }
 
@@ -151,61 +166,103 @@ impl Slab {
         }
     }
 
-    /// A lease of `len` bytes for `account`, if there is a contiguous run for it and the account's limit allows it.
+    /// Whether a lease of `len` bytes can ever be had by `account`: when everything of the slab and of the account is
+    /// free.
+    pub fn can_lend(&self, account: &Account, len: usize) -> bool {
+        len <= self.capacity() && self.inner.count(len) * self.inner.frame <= account.most(self.inner.frame)
+    }
+
+    /// A lease of `len` bytes for `account`, if there is a contiguous run for it and the account's limit allows it. It
+    /// does not heed whoever waits in [`lease`](Slab::lease).
     /// The bytes are whatever was there before. `len` 0 is lent as one frame of which nothing is visible.
     pub fn try_lease(&self, account: &Account, len: usize) -> Option<Lease> {
-        let inner = &self.inner;
-        let count = len.div_ceil(inner.frame).max(1);
-        if !account.charge(count * inner.frame) {
+        if len > self.capacity() {
             return None;
         }
+        let inner = &self.inner;
         let mut state = inner.lock();
-        // A free frame implies a free slot: there are as many slots as frames, and each lease holds a frame at least.
-        let Some(first) = state.extents.take(count) else {
-            drop(state);
-            account.refund(count * inner.frame);
-            return None;
-        };
-        let slot = state.idle.pop().expect("a slot for each frame");
-        state.held[slot as usize] = Held { first, count, account: Some(account.clone()) };
+        let (slot, first) = inner.take(&mut state, account, inner.count(len))?;
+        let next = inner.next(&mut state);
         drop(state);
-        inner.slots[slot as usize].refs.store(1, Ordering::Relaxed);
-        Some(Lease { view: View { slab: self.clone(), slot, start: first * inner.frame, len } })
+        next.into_iter().for_each(Waker::wake);
+        Some(Lease::new(self.clone(), slot, first * inner.frame, len))
     }
 
     /// Ready when memory has come back since `seen` was last updated by this call; else the waker is kept and woken when
-    /// it does. Start with `seen` = 0; call it again after each failed [`try_lease`](Slab::try_lease).
+    /// it does. Start with `seen` = 0; call it again after each failed [`try_lease`](Slab::try_lease): what comes back
+    /// between the two is then noticed. It may be ready although nothing that helps came back.
+    ///
+    /// A waker is kept until the next return, whatever becomes of its task: this is for the few long-lived tasks that
+    /// drive something. Whoever waits for one lease uses [`lease`](Slab::lease).
     pub fn poll_returned(&self, cx: &mut Context<'_>, seen: &mut u64) -> Poll<()> {
         let mut state = self.inner.lock();
         if state.returns != *seen {
             *seen = state.returns;
             return Poll::Ready(());
         }
-        if !state.waiters.iter().any(|waker| waker.will_wake(cx.waker())) {
-            state.waiters.push(cx.waker().clone());
+        if !state.pollers.iter().any(|waker| waker.will_wake(cx.waker())) {
+            state.pollers.push(cx.waker().clone());
         }
         Poll::Pending
     }
 
-    /// A lease of `len` bytes, waiting for memory as long as it takes. Bound the wait from outside.
+    /// A lease of `len` bytes, waiting for memory as long as it takes. Bound the wait from outside; dropping the future
+    /// gives up its place. Those who wait are served in the order of their first poll, so that a large lease is not
+    /// starved by small ones, except that nobody waits because another account is at its limit. Keep polling the
+    /// future, or drop it: whoever came later may wait behind it.
     ///
     /// # Panics
-    /// When `len` is more than the slab or the account can ever lend: check against their limits first.
-    pub async fn lease(&self, account: &Account, len: usize) -> Lease {
-        assert!(len <= self.capacity() && len <= account.limit(), "a lease of {len} bytes can never be had");
-        let mut seen = 0;
-        std::future::poll_fn(|cx| {
-            loop {
-                if let Some(lease) = self.try_lease(account, len) {
-                    return Poll::Ready(lease);
-                }
-                match self.poll_returned(cx, &mut seen) {
-                    Poll::Ready(()) => continue,
-                    Poll::Pending => return Poll::Pending,
-                }
-            }
-        })
-        .await
+    /// When `len` is more than the slab or the account can ever lend: check with [`can_lend`](Slab::can_lend) first.
+    pub fn lease<'a>(&'a self, account: &'a Account, len: usize) -> impl Future<Output = Lease> + Send + 'a {
+        assert!(self.can_lend(account, len), "a lease of {len} bytes can never be had");
+        Leasing { slab: self, account, len, ticket: None }
+    }
+
+    // For `lease`:
+
+    pub(super) fn memory(&self) -> &Region {
+        &self.inner.region
+    }
+
+    pub(super) fn refs(&self, slot: u32) -> &AtomicU32 {
+        &self.inner.slots[slot as usize].refs
+    }
+
+    /// The last reference to `slot` is gone.
+    pub(super) fn give(&self, slot: u32) {
+        let inner = &self.inner;
+        let mut state = inner.lock();
+        let held = std::mem::take(&mut state.held[slot as usize]);
+        inner.give(&mut state, held.first, held.count);
+        state.idle.push(slot);
+        inner.returned(state, held.account.as_ref(), held.count);
+    }
+
+    /// Gives back all frames of `slot` but those of the first `len` bytes.
+    pub(super) fn shrink(&self, slot: u32, len: usize) {
+        let inner = &self.inner;
+        let mut state = inner.lock();
+        let held = &mut state.held[slot as usize];
+        let keep = inner.count(len);
+        let surplus = held.count - keep;
+        if surplus > 0 {
+            held.count = keep;
+            let first = held.first + keep;
+            let account = held.account.clone();
+            inner.give(&mut state, first, surplus);
+            inner.returned(state, account.as_ref(), surplus);
+        }
+    }
+
+    /// Counts the frames of `slot` as quarantined, or no longer so.
+    pub(super) fn quarantine(&self, slot: u32, enter: bool) {
+        let mut state = self.inner.lock();
+        let count = state.held[slot as usize].count;
+        if enter {
+            state.quarantined += count;
+        } else {
+            state.quarantined -= count;
+        }
     }
 }
 
@@ -216,268 +273,112 @@ impl fmt::Debug for Slab {
 }
 
 impl Inner {
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        // Nothing in the critical sections can panic half-way through a change.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing in the critical sections panics half-way through a change, unless an invariant is broken already.
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// The last reference to `slot` is gone.
-    fn give(&self, slot: u32) {
-        let mut state = self.lock();
-        let held = std::mem::take(&mut state.held[slot as usize]);
-        state.extents.give(held.first, held.count);
-        state.idle.push(slot);
-        self.returned(state, held.account.as_ref(), held.count);
+    /// How many frames `len` bytes take.
+    fn count(&self, len: usize) -> usize {
+        len.div_ceil(self.frame).max(1)
+    }
+
+    /// Lends `count` frames: a slot, and the first of them.
+    fn take(&self, state: &mut State, account: &Account, count: usize) -> Option<(u32, usize)> {
+        let bytes = count * self.frame;
+        if !account.charge(bytes, self.frame) {
+            return None;
+        }
+        let Some(first) = state.extents.take(count) else {
+            account.refund(bytes);
+            return None;
+        };
+        let slot = state.idle.pop().expect("a slot for each frame");
+        state.held[slot as usize] = Held { first, count, account: Some(account.clone()) };
+        self.region.expose(first * self.frame, bytes);
+        // Relaxed suffices: the slot's last user gave it back, and this one took it, under the lock.
+        self.slots[slot as usize].refs.store(1, Ordering::Relaxed);
+        Some((slot, first))
+    }
+
+    fn give(&self, state: &mut State, first: usize, count: usize) {
+        self.region.guard(first * self.frame, count * self.frame);
+        state.extents.give(first, count);
     }
 
     /// Tells whoever waits that `count` frames of `account` are free again.
-    fn returned(&self, mut state: std::sync::MutexGuard<'_, State>, account: Option<&Account>, count: usize) {
+    fn returned(&self, mut state: MutexGuard<'_, State>, account: Option<&Account>, count: usize) {
         // Before the waiters learn of it: they must find the account refunded.
         if let Some(account) = account {
             account.refund(count * self.frame);
         }
         state.returns += 1;
-        let waiters = std::mem::take(&mut state.waiters);
+        let pollers = std::mem::take(&mut state.pollers);
+        let next = self.next(&mut state);
         drop(state);
-        waiters.into_iter().for_each(Waker::wake);
-    }
-}
-
-/// Exclusive use of one slice of the slab. Not `Clone`: whoever has it is the only one to read or write the bytes.
-/// Dropping it gives the memory back.
-pub struct Lease {
-    /// The only view there is, while the lease lives.
-    view: View,
-}
-
-impl Lease {
-    pub fn len(&self) -> usize {
-        self.view.len
+        next.into_iter().chain(pollers).for_each(Waker::wake);
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.view.len == 0
-    }
-
-    pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        let view = &self.view;
-        // SAFETY: `start..start + len` lies within the frames that this lease's slot holds; no other lease holds them, no
-        // view but the private one exists, and `&mut self` excludes any other access for the slice's lifetime. The bytes
-        // are initialised: the mapping was zeroed.
-        unsafe { std::slice::from_raw_parts_mut(view.pointer().as_ptr(), view.len) }
-    }
-
-    /// Where the bytes lie, for devices that write them. Writing through it needs the lease's ownership.
-    pub fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.view.pointer().as_ptr()
-    }
-
-    /// Keeps the first `len` bytes and gives the frames behind them back at once.
-    ///
-    /// # Panics
-    /// When `len` is more than the lease has.
-    pub fn shrink(&mut self, len: usize) {
-        assert!(len <= self.view.len, "a lease cannot grow");
-        self.view.len = len;
-        let inner = &self.view.slab.inner;
-        let mut state = inner.lock();
-        let held = &mut state.held[self.view.slot as usize];
-        let keep = len.div_ceil(inner.frame).max(1);
-        let surplus = held.count - keep;
-        if surplus > 0 {
-            held.count = keep;
-            let first = held.first + keep;
-            let account = held.account.clone();
-            state.extents.give(first, surplus);
-            inner.returned(state, account.as_ref(), surplus);
+    /// Whose turn it is now. To be asked after every change of what is free or held or waited for.
+    fn next(&self, state: &mut State) -> Option<Waker> {
+        if state.queue.is_empty() {
+            return None;
         }
-    }
-
-    /// Ends writing: from now on the bytes can be shared, and no longer changed.
-    pub fn freeze(self) -> View {
-        self.view
-    }
-
-    /// Sets the lease aside because something may still write to it.
-    pub fn quarantine(self) -> Quarantined {
-        let inner = &self.view.slab.inner;
-        let mut state = inner.lock();
-        let count = state.held[self.view.slot as usize].count;
-        state.quarantined += count;
-        drop(state);
-        Quarantined { lease: std::mem::ManuallyDrop::new(self) }
+        let State { queue, extents, .. } = state;
+        queue.next(self.frame, |count| extents.longest() >= count)
     }
 }
 
-impl Deref for Lease {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        &self.view
-    }
-}
-
-impl fmt::Debug for Lease {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Lease({} bytes)", self.view.len)
-    }
-}
-
-/// A lease that something may still write to. Its bytes cannot be touched, and dropping it does *not* give the memory
-/// back: only [`release`](Quarantined::release) does, by whoever knows that the writer is gone.
-#[must_use = "dropped without release, the memory is lost for good"]
-pub struct Quarantined {
-    lease: std::mem::ManuallyDrop<Lease>,
-}
-
-impl Quarantined {
-    pub fn len(&self) -> usize {
-        self.lease.view.len
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.lease.view.len == 0
-    }
-
-    /// Nothing can write to the memory any more.
-    pub fn release(self) -> Lease {
-        let lease = std::mem::ManuallyDrop::into_inner(self.lease);
-        let inner = &lease.view.slab.inner;
-        let mut state = inner.lock();
-        let count = state.held[lease.view.slot as usize].count;
-        state.quarantined -= count;
-        drop(state);
-        lease
-    }
-}
-
-impl fmt::Debug for Quarantined {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Quarantined({} bytes)", self.lease.view.len)
-    }
-}
-
-/// Shared, read-only use of a frozen lease, or of a part of one. Clones and parts keep the whole lease's memory; dropping
-/// the last gives it back.
-pub struct View {
-    slab: Slab,
-    slot: u32,
-    /// Byte offset in the slab.
-    start: usize,
+/// The future of [`Slab::lease`].
+struct Leasing<'a> {
+    slab: &'a Slab,
+    account: &'a Account,
     len: usize,
+    /// Its place in the queue, once it has waited.
+    ticket: Option<u64>,
 }
 
-impl View {
-    /// The part `offset..offset + len` of this view.
-    ///
-    /// # Panics
-    /// When the part is out of bounds.
-    pub fn slice(&self, offset: usize, len: usize) -> View {
-        assert!(offset <= self.len && len <= self.len - offset, "a part of a view lies within it");
-        let mut part = self.clone();
-        part.start += offset;
-        part.len = len;
-        part
-    }
+impl Future for Leasing<'_> {
+    type Output = Lease;
 
-    /// The same bytes as [`bytes::Bytes`], without a copy: the memory goes back when the last of them is dropped.
-    pub fn into_bytes(self) -> bytes::Bytes {
-        bytes::Bytes::from_owner(self)
-    }
-
-    fn pointer(&self) -> NonNull<u8> {
-        // SAFETY: `start` is within the region: it was the start of frames held, or of a part of them.
-        unsafe { self.slab.inner.region.base().add(self.start) }
-    }
-
-    fn refs(&self) -> &AtomicU32 {
-        &self.slab.inner.slots[self.slot as usize].refs
-    }
-}
-
-impl Deref for View {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        // SAFETY: the range lies within the frames that this view's slot holds, and they are not given back while this
-        // view counts in its `refs`. A view that others can reach comes from `freeze`, which consumed the lease, so that
-        // nobody can write any more; the one inside a lease is reached only through the lease's own borrow.
-        unsafe { std::slice::from_raw_parts(self.pointer().as_ptr(), self.len) }
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Lease> {
+        let this = &mut *self;
+        let inner = &this.slab.inner;
+        let count = inner.count(this.len);
+        let mut state = inner.lock();
+        let turn = !state.queue.must_wait(this.ticket, this.account, inner.frame);
+        let taken = if turn { inner.take(&mut state, this.account, count) } else { None };
+        let Some((slot, first)) = taken else {
+            let old = match this.ticket {
+                Some(ticket) => state.queue.renew(ticket, cx.waker()),
+                None => {
+                    this.ticket = Some(state.queue.enter(this.account.clone(), count, cx.waker().clone()));
+                    None
+                }
+            };
+            drop(state);
+            drop(old);
+            return Poll::Pending;
+        };
+        let waiter = this.ticket.take().and_then(|ticket| state.queue.leave(ticket));
+        let next = inner.next(&mut state);
+        drop(state);
+        drop(waiter);
+        next.into_iter().for_each(Waker::wake);
+        Poll::Ready(Lease::new(this.slab.clone(), slot, first * inner.frame, this.len))
     }
 }
 
-impl AsRef<[u8]> for View {
-    fn as_ref(&self) -> &[u8] {
-        self
-    }
-}
-
-impl Clone for View {
-    fn clone(&self) -> View {
-        // Relaxed suffices: a new reference is made from one that is alive (as in `Arc`).
-        let before = self.refs().fetch_add(1, Ordering::Relaxed);
-        assert!(before < u32::MAX / 2, "too many views of one lease");
-        View { slab: self.slab.clone(), slot: self.slot, start: self.start, len: self.len }
-    }
-}
-
-impl Drop for View {
+impl Drop for Leasing<'_> {
     fn drop(&mut self) {
-        // Release: this view's reads happen before the memory is lent again. Acquire: so do those of all others.
-        if self.refs().fetch_sub(1, Ordering::Release) == 1 {
-            fence(Ordering::Acquire);
-            self.slab.inner.give(self.slot);
-        }
-    }
-}
-
-impl fmt::Debug for View {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "View({} bytes)", self.len)
-    }
-}
-
-/// Whoever holds leases, with a limit of its own: a loader, a connection. Cloning makes another handle.
-#[derive(Clone)]
-pub struct Account {
-    inner: Arc<AccountInner>,
-}
-
-struct AccountInner {
-    name: String,
-    limit: usize,
-    held: AtomicUsize,
-}
-
-impl Account {
-    /// An account that may hold up to `limit` bytes (whole frames).
-    pub fn new(name: impl Into<String>, limit: usize) -> Account {
-        Account { inner: Arc::new(AccountInner { name: name.into(), limit, held: AtomicUsize::new(0) }) }
-    }
-
-    pub fn name(&self) -> &str {
-        &self.inner.name
-    }
-
-    pub fn limit(&self) -> usize {
-        self.inner.limit
-    }
-
-    /// Bytes held now.
-    pub fn held(&self) -> usize {
-        self.inner.held.load(Ordering::Relaxed)
-    }
-
-    fn charge(&self, bytes: usize) -> bool {
-        let fits = |held: usize| held.checked_add(bytes).filter(|&sum| sum <= self.inner.limit);
-        self.inner.held.fetch_update(Ordering::AcqRel, Ordering::Relaxed, fits).is_ok()
-    }
-
-    fn refund(&self, bytes: usize) {
-        self.inner.held.fetch_sub(bytes, Ordering::AcqRel);
-    }
-}
-
-impl fmt::Debug for Account {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Account({}: {} of {} bytes)", self.name(), self.held(), self.limit())
+        let Some(ticket) = self.ticket else { return };
+        let inner = &self.slab.inner;
+        let mut state = inner.lock();
+        let waiter = state.queue.leave(ticket);
+        // The turn this one was woken for, if it was, goes to the next.
+        let next = inner.next(&mut state);
+        drop(state);
+        drop(waiter);
+        next.into_iter().for_each(Waker::wake);
     }
 }

@@ -2,12 +2,12 @@
 
 #[cfg(not(forebay_loom))]
 pub(super) use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicU32, AtomicUsize, Ordering, fence},
+    Arc, Mutex, MutexGuard,
+    atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
 
 #[cfg(forebay_loom)]
 pub(super) use loom::sync::{
-    Arc, Mutex,
-    atomic::{AtomicU32, AtomicUsize, Ordering, fence},
+    Arc, Mutex, MutexGuard,
+    atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
