@@ -243,8 +243,8 @@ fn every_crate_is_on_the_map() {
 #[test]
 fn the_parser_sees_functions_and_comments() {
     let text = "trait T {\n    fn short(&self);\n}\nimpl A {\n    pub async fn long(&self) {\n        x();\n    }\n}\n\nconst fn f() -> u8 {\n    1\n}\n";
-    let names: Vec<_> = functions(text);
-    assert_eq!(names, [("long".to_owned(), 5, 3), ("f".to_owned(), 10, 3)]);
+    let found = functions(text);
+    assert_eq!(found, [("long".to_owned(), 5, 3), ("f".to_owned(), 10, 3)]);
     assert_eq!(code("let x = 1; // unsafe {"), "let x = 1; ");
     assert!(names("std::Instant::now()", "Instant::now") && !names("MyInstant::now()", "Instant::now"));
 }
