@@ -1,1 +1,10 @@
-fn main() {}
+//! The one program users run.
+
+mod args;
+mod units;
+
+use clap::Parser;
+
+fn main() {
+    let _cli = args::Cli::parse();
+}

@@ -1,0 +1,280 @@
+//! What the command line can say. Every flag has a default that serves; `--help` teaches.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::units::{parse_duration, parse_size};
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  failed for another reason than those below
+  2  the command line or a configuration makes no sense
+  3  the server cannot be reached, or was lost for longer than allowed
+  4  the dataset changed on the server while it was being read
+  5  the data is damaged: a sample failed its checksum or its storage, for good
+  6  the pool is too small for what was asked of it
+  130  interrupted";
+
+/// Keeps training loops fed: serves packed samples next to the storage, and reads them anywhere in any order.
+#[derive(Debug, Parser)]
+#[command(name = "forebay", version, after_help = EXIT_CODES, propagate_version = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+
+    /// What to log, as `level` or `target=level,…` (error, warn, info, debug, trace). Logs go to standard error.
+    #[arg(long, global = true, value_name = "FILTER", env = "FOREBAY_LOG", default_value = "warn", hide_env_values = true)]
+    pub log: String,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve datasets from shards on this machine over HTTP/3
+    Serve(Serve),
+    /// List the datasets of a server, or describe one
+    Ls(Ls),
+    /// Write one field of one sample to standard output
+    Get(Get),
+    /// Read epochs as a training job would: each sample is fetched, checked and discarded
+    Read(Read),
+    /// Serve shards on loopback and read a shuffled epoch back, directly and through a 50 ms round trip
+    Demo(Demo),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  forebay serve imagenet='/data/imagenet/*.tar'
+  forebay serve imagenet='/data/imagenet-{000000..001281}.tar' --listen 0.0.0.0:4433 --open
+
+The shards are never changed, moved or copied. They are indexed once; what is learnt is kept in --state-dir, and only
+shards that changed are read again. `listening on …` is printed when requests are accepted, `ready: NAME` when a
+dataset is.")]
+pub struct Serve {
+    /// A dataset as NAME=SHARDS; SHARDS is a file, a folder, a pattern (`*`, `?`, `[…]`) or a brace list
+    /// (`{000000..001281}`); quote it, so that the shell leaves it alone
+    #[arg(required = true, value_name = "NAME=SHARDS", value_parser = parse_dataset)]
+    pub datasets: Vec<DatasetArg>,
+
+    /// Address and UDP port to listen on; port 0 takes a free one
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:4433")]
+    pub listen: SocketAddr,
+
+    /// Let anyone who can reach the address read: needed for any address but loopback, since there is no access control
+    #[arg(long)]
+    pub open: bool,
+
+    /// Where indexes and the self-signed certificate are kept [default: $XDG_STATE_HOME/forebay or ~/.local/state/forebay]
+    #[arg(long, value_name = "DIR", env = "FOREBAY_STATE_DIR")]
+    pub state_dir: Option<PathBuf>,
+
+    /// All memory for data: the pool, and what QUIC may hold beside it
+    #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = parse_size)]
+    pub memory: u64,
+
+    /// Certificate chain (PEM); without it a self-signed certificate is made once and kept in the state directory
+    #[arg(long, value_name = "FILE", requires = "key")]
+    pub cert: Option<PathBuf>,
+
+    /// Private key (PEM) of --cert
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    pub key: Option<PathBuf>,
+
+    /// Serve a dataset without its damaged shards, instead of not at all. This makes another version of it
+    #[arg(long)]
+    pub skip_damaged: bool,
+
+    /// How long requests in flight may go on after SIGTERM or Ctrl-C
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
+    pub grace: Duration,
+
+    /// Threads that read shards [default: twice the processors, at most 16]
+    #[arg(long, value_name = "N")]
+    pub read_threads: Option<usize>,
+}
+
+/// `NAME=SHARDS`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DatasetArg {
+    pub name: String,
+    pub shards: String,
+}
+
+/// How to know that the server is who it says it is.
+#[derive(Clone, Debug, Default, Args)]
+#[group(multiple = false)]
+pub struct TrustArgs {
+    /// Trust certificates signed by those in this file (PEM) [default: the system's]
+    #[arg(long, value_name = "FILE", env = "FOREBAY_CA")]
+    pub ca: Option<PathBuf>,
+
+    /// Trust the one certificate with this fingerprint, as `forebay serve` prints it
+    #[arg(long, value_name = "SHA256:…", env = "FOREBAY_TRUST")]
+    pub trust: Option<String>,
+
+    /// Trust anyone. Whoever sits on the path can read and change everything
+    #[arg(long)]
+    pub insecure: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Ls {
+    /// `https://HOST:PORT`, or `https://HOST:PORT/DATASET` to describe one
+    pub url: String,
+    #[command(flatten)]
+    pub trust: TrustArgs,
+    /// Print JSON, as the server sends it
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  forebay get https://storage:4433/imagenet --sample 817 --field jpg > 817.jpg
+  forebay get https://storage:4433/imagenet --key n01440764/img_817 --field cls")]
+pub struct Get {
+    /// `https://HOST:PORT/DATASET`
+    pub url: String,
+    /// The sample's ordinal, from 0
+    #[arg(long, value_name = "N", required_unless_present = "key", conflicts_with = "key")]
+    pub sample: Option<u64>,
+    /// The sample's key
+    #[arg(long, value_name = "KEY")]
+    pub key: Option<String>,
+    /// The field; without it, a list of the sample's fields is printed
+    #[arg(long, value_name = "NAME")]
+    pub field: Option<String>,
+    #[command(flatten)]
+    pub trust: TrustArgs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ShuffleArg {
+    /// In the order of the shards
+    None,
+    /// A uniform permutation of all samples, another one each epoch
+    Full,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OnErrorArg {
+    /// End with an error that names the sample
+    Raise,
+    /// Put a neighbouring sample in its place, and count it; see --max-skips
+    Skip,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  forebay read https://storage:4433/imagenet --epochs 1 --batch-size 512 --shuffle full --seed 7
+  forebay read https://storage:4433/imagenet --rank 3 --world-size 8 --drop-last --json
+
+Nothing is written to disk. With --json the summary is one JSON object on standard output.")]
+pub struct Read {
+    /// `https://HOST:PORT/DATASET`
+    pub url: String,
+    /// How many times to go through the data
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub epochs: u64,
+    /// Samples in a batch of this rank
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    pub batch_size: u32,
+    /// In which order
+    #[arg(long, value_enum, default_value_t = ShuffleArg::Full)]
+    pub shuffle: ShuffleArg,
+    /// What the shuffled order is a function of
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// This process's data-parallel rank, from 0
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub rank: u32,
+    /// How many data-parallel ranks share each epoch
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub world_size: u32,
+    /// Leave out the last batches that not every rank can fill
+    #[arg(long)]
+    pub drop_last: bool,
+    /// Which fields, separated by commas [default: all]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub fields: Vec<String>,
+    /// All memory for data: the pool of pinned buffers (half), and what QUIC may hold beside it
+    #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = parse_size)]
+    pub memory: u64,
+    /// What to do about a sample that cannot be had
+    #[arg(long, value_enum, default_value_t = OnErrorArg::Raise)]
+    pub on_error: OnErrorArg,
+    /// With --on-error skip: how many such samples to bear
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub max_skips: u64,
+    /// Keep this many batches before giving the oldest back, as a training job that works on several at once would
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub keep_batches: u32,
+    /// Print a digest of all delivered samples: of their order and bytes, and one that does not depend on the order
+    #[arg(long)]
+    pub digest: bool,
+    /// Print the summary as JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub trust: TrustArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct Demo {
+    /// Shards: files, folders, patterns or brace lists, as for `serve`
+    #[arg(required = true, value_name = "SHARDS")]
+    pub shards: Vec<String>,
+    /// All memory for data, for the server and the client each; half of it is the client's pool
+    #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = parse_size)]
+    pub memory: u64,
+    /// Samples in a batch
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    pub batch_size: u32,
+    /// Round trip of the second pass
+    #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = parse_duration)]
+    pub rtt: Duration,
+    /// Where the index is kept [default: a temporary folder, removed at the end]
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// Print the table as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn parse_dataset(text: &str) -> Result<DatasetArg, String> {
+    let (name, shards) = text.split_once('=').ok_or("expected NAME=SHARDS, as in imagenet='/data/imagenet/*.tar'")?;
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.is_empty() || name.len() > 64 || name.starts_with('.') || !name.chars().all(plain) {
+        return Err(format!(
+            "`{name}` is no dataset name: 1 to 64 letters, digits, `-`, `_` and `.`, not beginning with `.`"
+        ));
+    }
+    if shards.is_empty() {
+        return Err(format!("no shards are named for `{name}`"));
+    }
+    Ok(DatasetArg { name: name.to_owned(), shards: shards.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        <Cli as clap::CommandFactory>::command().debug_assert();
+    }
+
+    #[test]
+    fn dataset_names_are_plain() {
+        assert_eq!(parse_dataset("a=/b=c").unwrap(), DatasetArg { name: "a".into(), shards: "/b=c".into() });
+        for bad in ["", "a", "=x", "a=", "a/b=x", "..=x", ".a=x", "é=x"] {
+            assert!(parse_dataset(bad).is_err(), "{bad}");
+        }
+    }
+}
