@@ -27,7 +27,14 @@ pub struct Cli {
     pub command: Command,
 
     /// What to log, as `level` or `target=level,…` (error, warn, info, debug, trace). Logs go to standard error.
-    #[arg(long, global = true, value_name = "FILTER", env = "FOREBAY_LOG", default_value = "warn", hide_env_values = true)]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILTER",
+        env = "FOREBAY_LOG",
+        default_value = "warn",
+        hide_env_values = true
+    )]
     pub log: String,
 }
 

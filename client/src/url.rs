@@ -31,7 +31,11 @@ impl FromStr for ServerUrl {
 
 fn parse(url: &str) -> Result<ServerUrl, &'static str> {
     let Some(rest) = url.strip_prefix("https://") else {
-        return Err(if url.starts_with("http://") { "every path is encrypted" } else { "it does not begin with https://" });
+        return Err(if url.starts_with("http://") {
+            "every path is encrypted"
+        } else {
+            "it does not begin with https://"
+        });
     };
     if rest.contains(['?', '#', '@', ' ', '%']) {
         return Err("it has more than a host, a port and a dataset");
@@ -63,7 +67,11 @@ fn parse(url: &str) -> Result<ServerUrl, &'static str> {
 impl ServerUrl {
     /// `HOST:PORT`, with an IPv6 address in brackets.
     pub fn authority(&self) -> String {
-        if self.host.contains(':') { format!("[{}]:{}", self.host, self.port) } else { format!("{}:{}", self.host, self.port) }
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
     }
 }
 
@@ -91,8 +99,21 @@ mod tests {
     #[test]
     fn what_is_none() {
         for bad in [
-            "", "storage:4433", "http://storage", "https://", "https://:1", "https://a:0", "https://a:70000", "https://a:b",
-            "https://[::1", "https://[a]:1", "https://[::1]x", "https://a/b/c", "https://u@a", "https://a/b?c", "https://a/b%2f",
+            "",
+            "storage:4433",
+            "http://storage",
+            "https://",
+            "https://:1",
+            "https://a:0",
+            "https://a:70000",
+            "https://a:b",
+            "https://[::1",
+            "https://[a]:1",
+            "https://[::1]x",
+            "https://a/b/c",
+            "https://u@a",
+            "https://a/b?c",
+            "https://a/b%2f",
         ] {
             assert!(bad.parse::<ServerUrl>().is_err(), "{bad}");
         }

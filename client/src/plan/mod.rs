@@ -11,6 +11,7 @@
 mod permutation;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use forebay_transport::Version;
 
@@ -56,6 +57,8 @@ pub enum PlanError {
     Rank { rank: u32, world_size: u32 },
     #[error("{0} samples are more than a plan can order")]
     TooMany(u64),
+    #[error("there is no sample {ordinal} among {samples}")]
+    NoSuchSample { ordinal: u64, samples: u64 },
 }
 
 /// A rank's plan for every epoch. Constant memory.
@@ -63,6 +66,8 @@ pub enum PlanError {
 pub struct Plan {
     spec: PlanSpec,
     len: u64,
+    /// The ordinals by position, instead of the whole dataset in the order of `spec`.
+    list: Option<Arc<[u64]>>,
 }
 
 impl Plan {
@@ -81,7 +86,26 @@ impl Plan {
         let rest = spec.samples % stride;
         let tail = if spec.drop_last { 0 } else { rest.saturating_sub(u64::from(spec.rank) * batch).min(batch) };
         let len = spec.samples / stride * batch + tail;
-        Ok(Plan { spec, len })
+        Ok(Plan { spec, len, list: None })
+    }
+
+    /// A plan of one batch of one rank: these ordinals, in this order, of a version with `samples` samples.
+    pub fn list(version: Version, samples: u64, ordinals: &[u64]) -> Result<Plan, PlanError> {
+        if let Some(&ordinal) = ordinals.iter().find(|&&ordinal| ordinal >= samples) {
+            return Err(PlanError::NoSuchSample { ordinal, samples });
+        }
+        let batch_size = u32::try_from(ordinals.len()).map_err(|_| PlanError::TooMany(ordinals.len() as u64))?;
+        let spec = PlanSpec {
+            version,
+            samples: u64::from(batch_size),
+            shuffle: Shuffle::None,
+            seed: 0,
+            rank: 0,
+            world_size: 1,
+            batch_size,
+            drop_last: false,
+        };
+        Ok(Plan { list: Some(ordinals.into()), ..Plan::new(spec)? })
     }
 
     pub fn spec(&self) -> &PlanSpec {
@@ -122,7 +146,7 @@ impl Plan {
             Shuffle::None => None,
             Shuffle::Full => Some(Permutation::new(self.spec.samples, &self.spec.version, self.spec.seed, epoch)),
         };
-        EpochOrder { permutation }
+        EpochOrder { permutation, list: self.list.clone() }
     }
 
     /// BLAKE3 of the whole specification: two plans with the same hash deliver the same samples in the same order.
@@ -141,6 +165,9 @@ impl Plan {
         hasher.update(&world_size.to_le_bytes());
         hasher.update(&batch_size.to_le_bytes());
         hasher.update(&[u8::from(*drop_last)]);
+        for ordinal in self.list.iter().flat_map(|list| list.iter()) {
+            hasher.update(&ordinal.to_le_bytes());
+        }
         *hasher.finalize().as_bytes()
     }
 }
@@ -149,11 +176,15 @@ impl Plan {
 #[derive(Clone)]
 pub struct EpochOrder {
     permutation: Option<Permutation>,
+    list: Option<Arc<[u64]>>,
 }
 
 impl EpochOrder {
     /// The ordinal at `position`, which must be below the number of samples.
     pub fn ordinal(&self, position: u64) -> u64 {
+        if let Some(list) = &self.list {
+            return list[usize::try_from(position).expect("a list fits in memory")];
+        }
         self.permutation.as_ref().map_or(position, |permutation| permutation.index(position))
     }
 }

@@ -1,0 +1,95 @@
+//! The same, for threads without a runtime: each call returns when it is done. Do not call these from async code.
+
+use forebay_transport::pool::Usage;
+use forebay_transport::wire::describe::{DatasetList, Description, SampleDescription};
+
+use crate::client::{self, block_on};
+use crate::config::{ClientConfig, LoaderOptions};
+use crate::error::Error;
+use crate::loader::{Batch, LoaderStats};
+use crate::url::ServerUrl;
+
+/// See [`Client`](client::Client).
+#[derive(Clone, Debug)]
+pub struct Client(client::Client);
+
+impl Client {
+    /// See [`Client::connect`](client::Client::connect).
+    pub fn connect(url: &ServerUrl, config: ClientConfig) -> Result<Client, Error> {
+        block_on(client::Client::connect(url, config)).map(Client)
+    }
+
+    /// See [`Client::datasets`](client::Client::datasets).
+    pub fn datasets(&self) -> Result<DatasetList, Error> {
+        block_on(self.0.datasets())
+    }
+
+    /// See [`Client::dataset`](client::Client::dataset).
+    pub fn dataset(&self, name: &str) -> Result<Dataset, Error> {
+        block_on(self.0.dataset(name)).map(Dataset)
+    }
+
+    /// See [`Client::pool`](client::Client::pool).
+    pub fn pool(&self) -> Usage {
+        self.0.pool()
+    }
+
+    /// The client behind it, for async code.
+    pub fn inner(&self) -> &client::Client {
+        &self.0
+    }
+}
+
+/// See [`Dataset`](client::Dataset).
+#[derive(Clone, Debug)]
+pub struct Dataset(client::Dataset);
+
+impl Dataset {
+    pub fn description(&self) -> &Description {
+        self.0.description()
+    }
+
+    /// See [`Dataset::sample`](client::Dataset::sample).
+    pub fn sample(&self, ordinal: u64) -> Result<SampleDescription, Error> {
+        block_on(self.0.sample(ordinal))
+    }
+
+    /// See [`Dataset::ordinal`](client::Dataset::ordinal).
+    pub fn ordinal(&self, key: &str) -> Result<u64, Error> {
+        block_on(self.0.ordinal(key))
+    }
+
+    /// See [`Dataset::find`](client::Dataset::find).
+    pub fn find(&self, key: &str) -> Result<Vec<SampleDescription>, Error> {
+        block_on(self.0.find(key))
+    }
+
+    /// See [`Dataset::fetch`](client::Dataset::fetch).
+    pub fn fetch(&self, ordinals: &[u64], fields: Option<&[&str]>) -> Result<Batch, Error> {
+        block_on(self.0.fetch(ordinals, fields))
+    }
+
+    /// See [`Dataset::loader`](client::Dataset::loader).
+    pub fn loader(&self, options: LoaderOptions) -> Result<Loader, Error> {
+        block_on(self.0.loader(options)).map(Loader)
+    }
+}
+
+/// See [`Loader`](client::Loader). An iterator of batches.
+#[derive(Debug)]
+pub struct Loader(client::Loader);
+
+impl Loader {
+    /// What the loader did so far.
+    pub fn stats(&self) -> LoaderStats {
+        block_on(self.0.stats())
+    }
+}
+
+impl Iterator for Loader {
+    type Item = Result<Batch, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        block_on(self.0.next())
+    }
+}

@@ -1,0 +1,387 @@
+//! What a program uses: a client, its datasets, their loaders.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use forebay_transport::Version;
+use forebay_transport::h3::client::{ConnectConfig, Connector};
+use forebay_transport::h3::endpoint::TransportConfig;
+use forebay_transport::pool::{Account, Ledger, Slab, SlabConfig, Usage};
+use forebay_transport::wire::describe::{DatasetList, Description, Problem, SampleDescription, WireRange};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::config::{ClientConfig, LoaderOptions};
+use crate::driver::{self, Answer, Command, Delivery, Dialer, FABRIC};
+use crate::error::Error;
+use crate::loader::{Batch, LoaderConfig, LoaderStats, Machine, Source};
+use crate::plan::{Plan, PlanSpec};
+use crate::url::ServerUrl;
+use crate::window::WindowConfig;
+
+/// A connection to one server: one pool, one thread, shared by everything made from it. Cloning makes another handle;
+/// when the last one, of its datasets and loaders too, is gone, the thread ends.
+#[derive(Clone, Debug)]
+pub struct Client {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    url: ServerUrl,
+    slab: Slab,
+    ledger: Ledger,
+    commands: mpsc::UnboundedSender<Command>,
+}
+
+impl Client {
+    /// Connects to the server that `url` names (a dataset in it is ignored), within `connect_timeout`.
+    ///
+    /// Needs no runtime: the returned future can be awaited on any.
+    pub async fn connect(url: &ServerUrl, config: ClientConfig) -> Result<Client, Error> {
+        let url = ServerUrl { dataset: None, ..url.clone() };
+        let pool = config.memory / 2;
+        let mut ledger = Ledger::new(config.memory);
+        ledger.claim("pool", pool)?;
+        let mut transport = TransportConfig::client();
+        // What the transport may hold is credit given to the server; it limits a path's speed just as the pool does, so
+        // it gets what is left.
+        let send_window = transport.send_window.min(config.memory / 16);
+        transport.send_window = send_window;
+        transport.receive_window = (config.memory - pool).saturating_sub(send_window).max(1);
+        let connector =
+            Connector::new(ConnectConfig { trust: config.trust, transport, timeout: config.connect_timeout })?;
+        for claim in connector.claims() {
+            ledger.claim(claim.name, claim.bytes)?;
+        }
+        let slab = Slab::new(SlabConfig::new(usize::try_from(pool).unwrap_or(usize::MAX)))?;
+        if !slab.is_locked() {
+            tracing::info!(
+                "the pool is not locked in memory: raise the limit (`ulimit -l`) to keep it from being paged out"
+            );
+        }
+        let dialer = Dialer { connector, host: url.host.clone(), port: url.port, window: config.window };
+        let (commands, receiver) = mpsc::unbounded_channel();
+        driver::start(dialer, slab.clone(), receiver).await.map_err(Error::Thread)??;
+        Ok(Client { shared: Arc::new(Shared { url, slab, ledger, commands }) })
+    }
+
+    pub fn url(&self) -> &ServerUrl {
+        &self.shared.url
+    }
+
+    /// What the pool's memory is doing.
+    pub fn pool(&self) -> Usage {
+        self.shared.slab.usage()
+    }
+
+    /// Everything that may hold memory for data, and the budget it fits in.
+    pub fn ledger(&self) -> &Ledger {
+        &self.shared.ledger
+    }
+
+    /// Round trip of the path, smoothed; `None` while there is no path.
+    pub async fn rtt(&self) -> Option<std::time::Duration> {
+        let (reply, rtt) = oneshot::channel();
+        self.send(Command::Rtt(reply)).ok()?;
+        rtt.await.ok().flatten()
+    }
+
+    /// The datasets of the server, whatever state they are in.
+    pub async fn datasets(&self) -> Result<DatasetList, Error> {
+        let list: DatasetList = self.document("/v1/datasets").await?;
+        self.check_wire(list.wire)?;
+        Ok(list)
+    }
+
+    /// One dataset, as it is now: what is read through the handle is of this version and no other.
+    pub async fn dataset(&self, name: &str) -> Result<Dataset, Error> {
+        let path = format!("/v1/datasets/{}", encode(name));
+        let description: Description = self.document(&path).await?;
+        self.check_wire(description.wire)?;
+        if Version::parse(&description.version).is_none() {
+            let reason = format!("{:?} is no version", description.version);
+            return Err(Error::Answer { server: self.url().authority(), path, reason });
+        }
+        Ok(Dataset { client: self.clone(), description: Arc::new(description) })
+    }
+
+    fn check_wire(&self, theirs: WireRange) -> Result<(), Error> {
+        let ours = WireRange::ours();
+        if theirs.min > ours.max || theirs.max < ours.min {
+            return Err(Error::Wire { server: self.url().authority(), theirs, ours });
+        }
+        Ok(())
+    }
+
+    fn send(&self, command: Command) -> Result<(), Error> {
+        self.shared.commands.send(command).map_err(|_| Error::Closed)
+    }
+
+    /// The control document at `path`.
+    async fn document<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Ask { path: path.to_owned(), reply })?;
+        let Answer { status, body } = answer.await.map_err(|_| Error::Closed)??;
+        let server = self.url().authority();
+        if status == 200 {
+            return serde_json::from_slice(&body).map_err(|error| Error::Answer {
+                server,
+                path: path.to_owned(),
+                reason: error.to_string(),
+            });
+        }
+        let problem = serde_json::from_slice(&body).unwrap_or_else(|_| Problem {
+            kind: "about:blank".into(),
+            title: "no reason given".into(),
+            status,
+            detail: None,
+        });
+        Err(Error::Refused { server, path: path.to_owned(), problem: Box::new(problem) })
+    }
+}
+
+/// One version of a dataset on a server.
+#[derive(Clone, Debug)]
+pub struct Dataset {
+    client: Client,
+    description: Arc<Description>,
+}
+
+impl Dataset {
+    pub fn description(&self) -> &Description {
+        &self.description
+    }
+
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Key, shard and fields of one sample.
+    pub async fn sample(&self, ordinal: u64) -> Result<SampleDescription, Error> {
+        self.check(ordinal)?;
+        self.client.document(&format!("/v1/datasets/{}/samples/{ordinal}", encode(&self.description.name))).await
+    }
+
+    /// All samples with this key: keys need not be unique.
+    pub async fn find(&self, key: &str) -> Result<Vec<SampleDescription>, Error> {
+        let path = format!("/v1/datasets/{}/keys/{}", encode(&self.description.name), encode(key));
+        match self.client.document(&path).await {
+            Err(Error::Refused { problem, .. }) if problem.status == 404 => Ok(Vec::new()),
+            other => other,
+        }
+    }
+
+    /// The ordinal of the one sample with this key.
+    pub async fn ordinal(&self, key: &str) -> Result<u64, Error> {
+        let found = self.find(key).await?;
+        let (dataset, key) = (self.description.name.clone(), key.to_owned());
+        match found.as_slice() {
+            [] => Err(Error::NoSuchKey { dataset, key }),
+            [one] => Ok(one.ordinal),
+            many => {
+                Err(Error::AmbiguousKey { dataset, key, ordinals: many.iter().map(|sample| sample.ordinal).collect() })
+            }
+        }
+    }
+
+    /// Samples by ordinal, in the order asked for, as one batch. `fields` by name, or all of them.
+    pub async fn fetch(&self, ordinals: &[u64], fields: Option<&[&str]>) -> Result<Batch, Error> {
+        ordinals.iter().try_for_each(|&ordinal| self.check(ordinal))?;
+        let source = self.source(fields)?;
+        let plan = Plan::list(source.version, self.description.samples, ordinals)?;
+        let mut loader = self.open(source, plan, LoaderConfig::default()).await?;
+        match loader.next().await {
+            Some(batch) => Ok(batch?),
+            None => Err(Error::Closed),
+        }
+    }
+
+    /// A loader of whole epochs.
+    pub async fn loader(&self, options: LoaderOptions) -> Result<Loader, Error> {
+        let names: Option<Vec<&str>> = options.fields.as_ref().map(|names| names.iter().map(String::as_str).collect());
+        let source = self.source(names.as_deref())?;
+        let plan = Plan::new(PlanSpec {
+            version: source.version,
+            samples: source.samples,
+            shuffle: options.shuffle,
+            seed: options.seed,
+            rank: options.rank,
+            world_size: options.world_size,
+            batch_size: options.batch_size,
+            drop_last: options.drop_last,
+        })?;
+        let config = LoaderConfig {
+            first_epoch: options.first_epoch,
+            epochs: options.epochs,
+            on_error: options.on_error,
+            pool_timeout: options.pool_timeout,
+            stall_timeout: options.stall_timeout,
+            seed: options.seed ^ u64::from(options.rank),
+            ..LoaderConfig::default()
+        };
+        self.open(source, plan, config).await
+    }
+
+    fn check(&self, ordinal: u64) -> Result<(), Error> {
+        let samples = self.description.samples;
+        if ordinal < samples {
+            return Ok(());
+        }
+        Err(Error::NoSuchSample { dataset: self.description.name.clone(), ordinal, samples })
+    }
+
+    fn source(&self, fields: Option<&[&str]>) -> Result<Source, Error> {
+        Ok(Source::new(&self.client.url().authority(), FABRIC, &self.description, fields)?)
+    }
+
+    async fn open(&self, source: Source, plan: Plan, config: LoaderConfig) -> Result<Loader, Error> {
+        let slab = &self.client.shared.slab;
+        let pool = slab.capacity() as u64;
+        let too_small = |what: String, needed| {
+            let dataset = self.description.name.clone();
+            Err(Error::PoolTooSmall { dataset, what, needed, pool })
+        };
+        if source.largest_sample > pool {
+            return too_small("the largest sample".into(), source.largest_sample);
+        }
+        let batch = plan.batch(0).end;
+        let needed = batch.saturating_mul(source.mean_sample);
+        if needed > pool {
+            return too_small(format!("a batch of {batch} samples"), needed);
+        }
+        let account = Account::new(format!("loader of {}", self.description.name), slab.capacity());
+        let config = LoaderConfig { window: WindowConfig { bytes: pool, ..config.window }, ..config };
+        let slab = slab.clone();
+        let make = Box::new(move |tag_prefix| {
+            Machine::new(source, plan, LoaderConfig { tag_prefix, ..config }, slab, account)
+        });
+        let (out, batches) = mpsc::unbounded_channel();
+        let (reply, id) = oneshot::channel();
+        self.client.send(Command::Open { make, out, reply })?;
+        let id = id.await.map_err(|_| Error::Closed)?.ok_or(Error::TooManyLoaders(1 << 16))?;
+        let loader = Loader { client: self.client.clone(), id, batches, ended: None };
+        // The first batch is made ready before it is asked for.
+        loader.client.send(Command::Want(id, 1))?;
+        Ok(loader)
+    }
+}
+
+/// Delivers a plan's batches, in exact order. Dropping it ends it: nothing stays in flight, and its memory goes back.
+/// Batches and samples already delivered stay valid.
+#[derive(Debug)]
+pub struct Loader {
+    client: Client,
+    id: u16,
+    batches: mpsc::UnboundedReceiver<Delivery>,
+    ended: Option<Box<LoaderStats>>,
+}
+
+impl Loader {
+    /// The next batch; `None` when every batch of every epoch was delivered, or after an error. Dropping the future loses
+    /// nothing.
+    pub async fn next(&mut self) -> Option<Result<Batch, Error>> {
+        if self.ended.is_some() {
+            return None;
+        }
+        let delivery = match self.batches.try_recv() {
+            Ok(delivery) => Some(delivery),
+            Err(_) => {
+                let _waiting = Waiting::begin(&self.client, self.id);
+                self.batches.recv().await
+            }
+        };
+        match delivery {
+            Some(Delivery::Batch(batch)) => {
+                // One batch is kept ready; the driver's end is noticed at the next call.
+                let _ = self.client.send(Command::Want(self.id, 1));
+                Some(Ok(batch))
+            }
+            Some(Delivery::End(result, stats)) => {
+                self.ended = Some(stats);
+                result.err().map(|error| Err(error.into()))
+            }
+            None => {
+                self.ended = Some(Box::default());
+                Some(Err(Error::Closed))
+            }
+        }
+    }
+
+    /// What the loader did so far.
+    pub async fn stats(&self) -> LoaderStats {
+        if let Some(stats) = &self.ended {
+            return (**stats).clone();
+        }
+        let (reply, stats) = oneshot::channel();
+        let _ = self.client.send(Command::Stats(self.id, reply));
+        stats.await.unwrap_or_default()
+    }
+}
+
+impl Drop for Loader {
+    fn drop(&mut self) {
+        let _ = self.client.send(Command::Close(self.id));
+    }
+}
+
+/// While it lives, the machine knows that the consumer waits.
+struct Waiting {
+    commands: mpsc::UnboundedSender<Command>,
+    id: u16,
+}
+
+impl Waiting {
+    fn begin(client: &Client, id: u16) -> Waiting {
+        let commands = client.shared.commands.clone();
+        let _ = commands.send(Command::Waiting(id, true));
+        Waiting { commands, id }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let _ = self.commands.send(Command::Waiting(self.id, false));
+    }
+}
+
+/// Percent-encodes everything but the unreserved characters of RFC 3986.
+fn encode(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
+            encoded.push(char::from(byte));
+        } else {
+            encoded.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    encoded
+}
+
+/// Runs a future of this crate on a thread that has no runtime.
+pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(std::thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = std::task::Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut future = std::pin::pin!(future);
+    loop {
+        if let std::task::Poll::Ready(output) = future.as_mut().poll(&mut std::task::Context::from_waker(&waker)) {
+            return output;
+        }
+        std::thread::park();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_encoded() {
+        assert_eq!(encode("n01/img_8~.x"), "n01%2Fimg_8~.x");
+        assert_eq!(encode("ä%"), "%C3%A4%25");
+    }
+}

@@ -1,0 +1,76 @@
+//! How a client is set up, and how a loader is.
+
+use std::time::Duration;
+
+use forebay_transport::h3::tls::Trust;
+
+use crate::loader::OnError;
+use crate::plan::Shuffle;
+
+/// One client: one pool, one thread, one set of connections.
+#[derive(Clone, Debug)]
+pub struct ClientConfig {
+    /// Bytes of memory for data: half is the pool of pinned buffers, the rest is what the transport may hold beside it.
+    /// Default 512 MiB. The pool divided by the round trip is the speed limit of a path.
+    pub memory: u64,
+    /// How the server proves who it is. Default: the system's certificate authorities.
+    pub trust: Trust,
+    /// How long the first connection may take. Default 10 s.
+    pub connect_timeout: Duration,
+    /// Operations in flight on one link. Default 128, and never more than the server allows.
+    pub window: usize,
+}
+
+impl Default for ClientConfig {
+    fn default() -> ClientConfig {
+        ClientConfig { memory: 512 << 20, trust: Trust::System, connect_timeout: Duration::from_secs(10), window: 128 }
+    }
+}
+
+/// What a loader delivers, and in which order.
+#[derive(Clone, Debug)]
+pub struct LoaderOptions {
+    /// Samples per batch of this rank. Default 256.
+    pub batch_size: u32,
+    /// Default: a full shuffle.
+    pub shuffle: Shuffle,
+    /// What the order is a function of, besides the dataset's version and the epoch. Default 0.
+    pub seed: u64,
+    /// The first epoch. Default 0.
+    pub first_epoch: u64,
+    /// How many epochs; `None` is endless. Default 1.
+    pub epochs: Option<u64>,
+    /// Data-parallel rank, from 0. Default 0.
+    pub rank: u32,
+    /// Data-parallel ranks. Default 1.
+    pub world_size: u32,
+    /// Leave out the batches that not every rank can fill. Default false: the last batch may be short.
+    pub drop_last: bool,
+    /// Fields by name, or all of them. Default all.
+    pub fields: Option<Vec<String>>,
+    /// What to do about a sample that cannot be had. Default: end with an error.
+    pub on_error: OnError,
+    /// How long the consumer may wait for memory that only it can give back. Default 30 s.
+    pub pool_timeout: Duration,
+    /// How long the consumer may wait without anything arriving. Default 60 s.
+    pub stall_timeout: Duration,
+}
+
+impl Default for LoaderOptions {
+    fn default() -> LoaderOptions {
+        LoaderOptions {
+            batch_size: 256,
+            shuffle: Shuffle::Full,
+            seed: 0,
+            first_epoch: 0,
+            epochs: Some(1),
+            rank: 0,
+            world_size: 1,
+            drop_last: false,
+            fields: None,
+            on_error: OnError::Raise,
+            pool_timeout: Duration::from_secs(30),
+            stall_timeout: Duration::from_secs(60),
+        }
+    }
+}

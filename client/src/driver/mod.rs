@@ -1,0 +1,278 @@
+//! The thread that owns the links, sockets and timers, and carries events to the step machines and actions from them.
+//!
+//! It decides nothing: what to fetch, when to try again and when to give up are the machines' business. One thread serves
+//! all loaders of a client; consumers talk to it through channels, from async code of any runtime or from plain threads.
+#![allow(clippy::disallowed_methods)] // Clocks, threads and tasks are what this module is for.
+
+mod path;
+mod slots;
+mod verify;
+
+use std::future::poll_fn;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use forebay_transport::h3::client::{AskError, ConnectError};
+use forebay_transport::pool::Slab;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, Sleep};
+
+pub(crate) use path::{Answer, Dialer, FABRIC};
+use path::{Change, Path};
+use slots::Slots;
+
+use crate::loader::{Batch, Event, LoaderError, LoaderStats, Machine};
+
+/// What consumers ask of the driver.
+pub(crate) enum Command {
+    /// Runs a machine made by `make` with the tag prefix it is given; `reply` gets the loader's id, or `None` when there
+    /// are too many.
+    Open {
+        make: Box<dyn FnOnce(u16) -> Machine + Send>,
+        out: mpsc::UnboundedSender<Delivery>,
+        reply: oneshot::Sender<Option<u16>>,
+    },
+    Want(u16, u32),
+    Waiting(u16, bool),
+    Stats(u16, oneshot::Sender<LoaderStats>),
+    Close(u16),
+    /// A control document.
+    Ask {
+        path: String,
+        reply: oneshot::Sender<Result<Answer, AskError>>,
+    },
+    /// Whether there is a path now, and its round trip.
+    Rtt(oneshot::Sender<Option<Duration>>),
+}
+
+/// What the driver hands a consumer.
+pub(crate) enum Delivery {
+    Batch(Batch),
+    /// The last: every batch of every epoch was delivered, or why not.
+    End(Result<(), LoaderError>, Box<LoaderStats>),
+}
+
+/// A question waiting for a path.
+struct Waiting {
+    path: String,
+    reply: oneshot::Sender<Result<Answer, AskError>>,
+    since: Instant,
+}
+
+/// How long a question may wait for a path.
+const ASK_PATIENCE: Duration = Duration::from_secs(30);
+/// How often the machines are told what the link knows.
+const STATS_EVERY: Duration = Duration::from_secs(1);
+/// Completions handled in one turn, before the sockets' tasks get theirs.
+const TURN: usize = 16;
+
+struct Driver {
+    path: Path,
+    slab: Slab,
+    /// The last return of memory seen.
+    seen: u64,
+    slots: Slots,
+    asks: Vec<Waiting>,
+    commands: mpsc::UnboundedReceiver<Command>,
+    origin: Instant,
+    timer: std::pin::Pin<Box<Sleep>>,
+    stats_due: Instant,
+    /// Why the path is down, while it is.
+    down: Option<String>,
+}
+
+/// Starts the thread and connects. Ready when the first connection stands, or failed.
+pub(crate) async fn start(
+    dialer: Dialer,
+    slab: Slab,
+    commands: mpsc::UnboundedReceiver<Command>,
+) -> Result<Result<(), ConnectError>, std::io::Error> {
+    let (connected, first) = oneshot::channel();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    std::thread::Builder::new().name("forebay-client".into()).spawn(move || {
+        runtime.block_on(async move {
+            match dialer.connect().await {
+                Err(error) => _ = connected.send(Err(error)),
+                Ok(connection) => {
+                    if connected.send(Ok(())).is_ok() {
+                        Driver::new(Path::new(dialer, connection), slab, commands).run().await;
+                    }
+                }
+            }
+        });
+        // What the transport's tasks still hold is theirs to let go of, but not for ever.
+        runtime.shutdown_timeout(Duration::from_secs(1));
+    })?;
+    first.await.map_err(|_| std::io::Error::other("the client's thread ended while connecting"))
+}
+
+impl Driver {
+    fn new(path: Path, slab: Slab, commands: mpsc::UnboundedReceiver<Command>) -> Driver {
+        let now = Instant::now();
+        Driver {
+            path,
+            slab,
+            seen: 0,
+            slots: Slots::default(),
+            asks: Vec::new(),
+            commands,
+            origin: now,
+            timer: Box::pin(tokio::time::sleep_until(now)),
+            stats_due: now + STATS_EVERY,
+            down: None,
+        }
+    }
+
+    /// Runs until every handle is gone and every machine has ended.
+    async fn run(mut self) {
+        poll_fn(|cx| self.turn(cx)).await
+    }
+
+    fn now(&self) -> Duration {
+        self.origin.elapsed()
+    }
+
+    fn step(&mut self, id: u16, event: Event) {
+        self.slots.step(self.now(), id, event, &mut self.path);
+    }
+
+    fn step_all(&mut self, event: impl FnMut() -> Event) {
+        self.slots.step_all(self.now(), event, &mut self.path);
+    }
+
+    /// One round over everything that can have happened. Ends only when nothing has, so that every waker is in place.
+    fn turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut handled = 0;
+        loop {
+            let mut idle = true;
+            match self.commands.poll_recv(cx) {
+                Poll::Ready(Some(command)) => {
+                    self.obey(command);
+                    idle = false;
+                }
+                Poll::Ready(None) if self.slots.is_empty() => return Poll::Ready(()),
+                Poll::Ready(None) => self.slots.close_all(self.now(), &mut self.path),
+                Poll::Pending => {}
+            }
+            if let Poll::Ready(change) = self.path.poll_change(cx) {
+                self.changed(change);
+                idle = false;
+            }
+            if let Poll::Ready(mut completion) = self.path.poll_completion(cx) {
+                verify::verify(&mut completion);
+                let id = Slots::owner(completion.tag);
+                self.step(id, Event::Completed(completion));
+                handled += 1;
+                idle = false;
+            }
+            if self.slab.poll_returned(cx, &mut self.seen).is_ready() {
+                self.step_all(|| Event::MemoryReturned);
+                idle = false;
+            }
+            if idle {
+                self.slots.retry_refused(self.now(), &mut self.path);
+                if self.poll_timer(cx).is_pending() {
+                    return Poll::Pending;
+                }
+            } else if handled >= TURN {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Open { make, out, reply } => {
+                let id = self.slots.open(make, out);
+                // A consumer that is gone already never says so again.
+                if reply.send(id).is_err() {
+                    if let Some(id) = id {
+                        self.step(id, Event::Close);
+                    }
+                } else if let Some(id) = id {
+                    match &self.down {
+                        None => self.step(id, Event::LinkUp),
+                        Some(cause) => {
+                            let cause = cause.clone();
+                            self.step(id, Event::LinkDown(cause));
+                        }
+                    }
+                }
+            }
+            Command::Want(id, batches) => self.step(id, Event::Want(batches)),
+            Command::Waiting(id, waiting) => self.step(id, Event::ConsumerWaiting(waiting)),
+            Command::Close(id) => self.step(id, Event::Close),
+            Command::Stats(id, reply) => {
+                if let Some(stats) = self.slots.stats(id) {
+                    let _ = reply.send(stats.clone());
+                }
+            }
+            Command::Ask { path, reply } => {
+                self.asks.push(Waiting { path, reply, since: Instant::now() });
+                self.ask();
+            }
+            Command::Rtt(reply) => {
+                let _ = reply.send(self.path.stats().map(|stats| stats.rtt));
+            }
+        }
+    }
+
+    /// Sends what questions there are, if there is a path; gives up those that waited too long for one.
+    fn ask(&mut self) {
+        if self.path.is_up() {
+            for Waiting { path, reply, .. } in self.asks.drain(..) {
+                if let Some(answer) = self.path.ask(path) {
+                    tokio::spawn(async move { reply.send(answer.await) });
+                }
+            }
+        } else {
+            let cause = self.down.clone().unwrap_or_default();
+            for waiting in self.asks.extract_if(.., |waiting| waiting.since.elapsed() >= ASK_PATIENCE) {
+                let error = AskError::Closed { path: waiting.path, reason: cause.clone() };
+                let _ = waiting.reply.send(Err(error));
+            }
+        }
+    }
+
+    fn changed(&mut self, change: Change) {
+        match change {
+            Change::Up => {
+                if let Some(cause) = self.down.take() {
+                    tracing::info!("connected again (it was down: {cause})");
+                }
+                self.step_all(|| Event::LinkUp);
+                self.ask();
+            }
+            Change::Down(cause) => {
+                if self.down.is_none() {
+                    tracing::warn!("connection lost, connecting again: {cause}");
+                }
+                self.step_all(|| Event::LinkDown(cause.clone()));
+                self.down = Some(cause);
+            }
+        }
+    }
+
+    /// Ready when a time had come; what was due has then been done.
+    fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let now = Instant::now();
+        if self.slots.tick(self.now(), &mut self.path) {
+            return Poll::Ready(());
+        }
+        if now >= self.stats_due {
+            self.stats_due = now + STATS_EVERY;
+            if let Some(stats) = self.path.stats() {
+                self.step_all(|| Event::Stats(stats));
+            }
+            self.ask();
+            return Poll::Ready(());
+        }
+        // Without loaders and questions nothing is due.
+        let stats = (!self.slots.is_empty() || !self.asks.is_empty()).then_some(self.stats_due);
+        let wake = self.slots.wake().map(|wake| self.origin + wake);
+        let Some(due) = stats.into_iter().chain(wake).min() else { return Poll::Pending };
+        self.timer.as_mut().reset(due);
+        std::future::Future::poll(self.timer.as_mut(), cx)
+    }
+}
