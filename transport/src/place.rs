@@ -66,7 +66,7 @@ impl Placer {
 /// # Panics
 /// When `align` is not a power of two or `lens` is not whole samples.
 pub fn place(lens: &[Option<u64>], fields_per_sample: usize, capacity: u64, align: u64) -> Vec<Option<u64>> {
-    assert!(fields_per_sample > 0 && lens.len() % fields_per_sample == 0, "entries come in whole samples");
+    assert!(fields_per_sample > 0 && lens.len().is_multiple_of(fields_per_sample), "entries come in whole samples");
     let mut placer = Placer::new(capacity, align);
     let mut offsets = Vec::with_capacity(lens.len());
     for sample in lens.chunks_exact(fields_per_sample) {

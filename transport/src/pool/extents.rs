@@ -13,7 +13,7 @@ pub(super) struct Extents {
 impl Extents {
     pub(super) fn new(frames: usize) -> Extents {
         let mut words = vec![0; frames.div_ceil(64)];
-        if frames % 64 != 0 {
+        if !frames.is_multiple_of(64) {
             // The last word's tail does not exist: taken for ever.
             *words.last_mut().expect("frames > 0") = !0 << (frames % 64);
         }

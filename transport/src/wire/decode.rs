@@ -305,11 +305,11 @@ impl AnswerDecoder {
     /// One integer, if all its bytes are there.
     fn length(&mut self, input: &mut &[u8]) -> Result<Option<u64>, WireError> {
         // In the common case all of it lies in the input.
-        if self.filled == 0 {
-            if let Varint::Value(value, len) = varint::get(input) {
-                *input = &input[len..];
-                return Ok(Some(value));
-            }
+        if self.filled == 0
+            && let Varint::Value(value, len) = varint::get(input)
+        {
+            *input = &input[len..];
+            return Ok(Some(value));
         }
         while !input.is_empty() {
             self.fill(input, self.filled + 1);
