@@ -1,10 +1,45 @@
 //! The one program users run.
 
 mod args;
+mod connect;
+mod failure;
+mod get;
+mod ls;
+mod output;
+mod progress;
+mod read;
+mod table;
 mod units;
+mod usage;
+
+use std::process::ExitCode;
 
 use clap::Parser;
 
-fn main() {
-    let _cli = args::Cli::parse();
+use args::{Cli, Command};
+use failure::Failure;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let done = logging(&cli.log).and_then(|()| match &cli.command {
+        Command::Serve(_) => todo!(),
+        Command::Ls(args) => ls::run(args),
+        Command::Get(args) => get::run(args),
+        Command::Read(args) => read::run(args),
+        Command::Demo(_) => todo!(),
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure { code, message }) => {
+            eprintln!("forebay: {message}");
+            ExitCode::from(code)
+        }
+    }
+}
+
+fn logging(filter: &str) -> Result<(), Failure> {
+    let filter = tracing_subscriber::EnvFilter::try_new(filter)
+        .map_err(|error| Failure::usage(format!("--log {filter}: {error}")))?;
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    Ok(())
 }

@@ -32,7 +32,8 @@ pub fn render(header: &[&str], rows: &[Vec<String>]) -> String {
 mod tests {
     #[test]
     fn columns_line_up() {
-        let text = super::render(&["path", "MB/s"], &[vec!["loopback".into(), "5".into()], vec!["x".into(), "12345".into()]]);
+        let text =
+            super::render(&["path", "MB/s"], &[vec!["loopback".into(), "5".into()], vec!["x".into(), "12345".into()]]);
         assert_eq!(text, "path       MB/s\nloopback      5\nx         12345\n");
     }
 }

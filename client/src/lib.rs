@@ -40,6 +40,8 @@ pub mod window;
 pub use client::{Client, Dataset, Loader};
 pub use config::{ClientConfig, LoaderOptions};
 pub use error::Error;
+/// What both ends share; its types appear in this crate's interface.
+pub use forebay_transport as transport;
 pub use forebay_transport::h3::tls::{Fingerprint, Trust};
 pub use loader::{Batch, LoaderError, OnError, Sample};
 pub use plan::Shuffle;

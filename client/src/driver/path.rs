@@ -111,10 +111,10 @@ impl Path {
     }
 
     pub(crate) fn poll_completion(&mut self, cx: &mut Context<'_>) -> Poll<Completion> {
-        if let State::Up { link, .. } = &mut self.state {
-            if let Poll::Ready(completion) = link.poll(cx) {
-                return Poll::Ready(completion);
-            }
+        if let State::Up { link, .. } = &mut self.state
+            && let Poll::Ready(completion) = link.poll(cx)
+        {
+            return Poll::Ready(completion);
         }
         for link in &mut self.retiring {
             if let Poll::Ready(completion) = link.poll(cx) {

@@ -80,10 +80,10 @@ impl Slots {
     /// Tells those that were refused that the link may have room now.
     pub(super) fn retry_refused(&mut self, now: Duration, path: &mut Path) {
         for id in self.in_turn() {
-            if let Some(slot) = self.slots.get_mut(&id) {
-                if std::mem::take(&mut slot.refused) {
-                    self.step(now, id, Event::Room, path);
-                }
+            if let Some(slot) = self.slots.get_mut(&id)
+                && std::mem::take(&mut slot.refused)
+            {
+                self.step(now, id, Event::Room, path);
             }
         }
     }

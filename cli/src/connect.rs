@@ -1,0 +1,48 @@
+//! From URLs and trust flags to a client.
+
+use forebay_client::blocking::{Client, Dataset};
+use forebay_client::{ClientConfig, ServerUrl, Trust};
+
+use crate::args::TrustArgs;
+use crate::failure::Failure;
+
+impl TrustArgs {
+    pub fn trust(&self) -> Result<Trust, Failure> {
+        // A flag beats the environment: clap reports a conflict only between flags.
+        if self.insecure {
+            eprintln!(
+                "warning: --insecure: the server can be anyone, and anyone on the path can read and change the data"
+            );
+            return Ok(Trust::Insecure);
+        }
+        match (&self.trust, &self.ca) {
+            (Some(fingerprint), _) => Ok(Trust::Pinned(fingerprint.parse().map_err(Failure::usage)?)),
+            (None, Some(file)) => Ok(Trust::CaFile(file.clone())),
+            (None, None) => Ok(Trust::System),
+        }
+    }
+}
+
+/// A client of the server that `url` names.
+pub fn client(url: &ServerUrl, trust: &TrustArgs, memory: Option<u64>) -> Result<Client, Failure> {
+    let mut config = ClientConfig { trust: trust.trust()?, ..ClientConfig::default() };
+    if let Some(memory) = memory {
+        config.memory = memory;
+    }
+    Ok(Client::connect(url, config)?)
+}
+
+pub fn parse(url: &str) -> Result<ServerUrl, Failure> {
+    url.parse().map_err(Failure::usage)
+}
+
+/// The dataset that `url` names.
+pub fn dataset(url: &str, trust: &TrustArgs, memory: Option<u64>) -> Result<Dataset, Failure> {
+    let url = parse(url)?;
+    let Some(name) = &url.dataset else {
+        return Err(Failure::usage(format!(
+            "{url} names no dataset: expected {url}/DATASET (`forebay ls {url}` lists them)"
+        )));
+    };
+    Ok(client(&url, trust, memory)?.dataset(name)?)
+}
