@@ -4,9 +4,13 @@
 //! [`Action`]s. A driver owns links, threads and timers, and carries one to the other.
 
 mod batch;
+mod delivery;
 mod error;
 mod event;
 mod machine;
+mod memory;
+mod requests;
+mod segment;
 mod source;
 mod stats;
 

@@ -188,3 +188,98 @@ impl EpochOrder {
         self.permutation.as_ref().map_or(position, |permutation| permutation.index(position))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(samples: u64, world_size: u32, rank: u32, batch_size: u32, drop_last: bool) -> Plan {
+        let version = Version([3; 32]);
+        let spec =
+            PlanSpec { version, samples, shuffle: Shuffle::Full, seed: 5, rank, world_size, batch_size, drop_last };
+        Plan::new(spec).unwrap()
+    }
+
+    /// Every rank's batches as positions.
+    fn positions(samples: u64, world_size: u32, batch_size: u32, drop_last: bool) -> Vec<Vec<Vec<u64>>> {
+        let rank = |rank| {
+            let plan = plan(samples, world_size, rank, batch_size, drop_last);
+            let batch = |step| plan.batch(step).map(|index| plan.position(index)).collect::<Vec<_>>();
+            assert!(plan.batch(plan.steps()).is_empty());
+            (0..plan.steps()).map(batch).collect()
+        };
+        (0..world_size).map(rank).collect()
+    }
+
+    #[test]
+    fn step_s_of_rank_r_is_where_the_rule_says() {
+        for (samples, world_size, batch_size) in
+            [(0, 1, 4), (3, 1, 4), (3, 5, 1), (3, 5, 4), (47, 3, 4), (48, 3, 4), (53, 3, 4)]
+        {
+            let (w, b) = (u64::from(world_size), u64::from(batch_size));
+            for (r, batches) in positions(samples, world_size, batch_size, false).iter().enumerate() {
+                for (s, batch) in batches.iter().enumerate() {
+                    let first = (s as u64 * w + r as u64) * b;
+                    assert_eq!(*batch, (first..(first + b).min(samples)).collect::<Vec<_>>());
+                    assert!(!batch.is_empty());
+                }
+            }
+            let mut all = positions(samples, world_size, batch_size, false).concat().concat();
+            all.sort_unstable();
+            assert_eq!(all, (0..samples).collect::<Vec<_>>(), "every position once");
+            for batches in positions(samples, world_size, batch_size, true) {
+                assert_eq!(batches.len() as u64, samples / (w * b), "all ranks have as many steps");
+                assert!(batches.iter().all(|batch| batch.len() as u64 == b), "and every batch is full");
+            }
+        }
+    }
+
+    #[test]
+    fn small_epochs() {
+        assert_eq!(positions(0, 2, 4, false), [vec![], vec![] as Vec<Vec<u64>>]);
+        assert_eq!(positions(3, 1, 4, false), [[[0, 1, 2]]]);
+        assert_eq!(positions(3, 1, 4, true), [vec![] as Vec<Vec<u64>>]);
+        // Fewer samples than ranks: those without a sample have no batch.
+        assert_eq!(positions(3, 5, 1, false), [vec![vec![0]], vec![vec![1]], vec![vec![2]], vec![], vec![]]);
+        assert_eq!(positions(6, 2, 4, false), [[[0, 1, 2, 3].to_vec()], [[4, 5].to_vec()]]);
+    }
+
+    #[test]
+    fn what_cannot_be_planned_is_refused() {
+        let spec = plan(10, 2, 1, 4, false).spec().clone();
+        let refused = |spec| Plan::new(spec).unwrap_err();
+        assert_eq!(refused(PlanSpec { batch_size: 0, ..spec.clone() }), PlanError::NoBatch);
+        assert_eq!(refused(PlanSpec { rank: 2, ..spec.clone() }), PlanError::Rank { rank: 2, world_size: 2 });
+        assert_eq!(
+            refused(PlanSpec { world_size: 0, rank: 0, ..spec.clone() }),
+            PlanError::Rank { rank: 0, world_size: 0 }
+        );
+        assert_eq!(refused(PlanSpec { samples: u64::MAX, ..spec }), PlanError::TooMany(u64::MAX));
+    }
+
+    #[test]
+    fn the_largest_numbers_do_not_overflow() {
+        let plan = plan(1 << 63, u32::MAX, u32::MAX - 1, 1000, false);
+        let last = plan.len() - 1;
+        assert!(plan.position(last) < 1 << 63);
+        assert!(plan.epoch(u64::MAX).ordinal(plan.position(last)) < 1 << 63);
+    }
+
+    #[test]
+    fn the_hash_covers_the_whole_specification() {
+        let spec = plan(10, 2, 1, 4, false).spec().clone();
+        let others = [
+            PlanSpec { version: Version([4; 32]), ..spec.clone() },
+            PlanSpec { samples: 11, ..spec.clone() },
+            PlanSpec { shuffle: Shuffle::None, ..spec.clone() },
+            PlanSpec { seed: 6, ..spec.clone() },
+            PlanSpec { rank: 0, ..spec.clone() },
+            PlanSpec { world_size: 3, ..spec.clone() },
+            PlanSpec { batch_size: 5, ..spec.clone() },
+            PlanSpec { drop_last: true, ..spec.clone() },
+            spec,
+        ];
+        let hashes = others.map(|spec| Plan::new(spec).unwrap().hash());
+        assert_eq!(hashes.iter().collect::<std::collections::BTreeSet<_>>().len(), hashes.len());
+    }
+}
