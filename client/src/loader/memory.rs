@@ -36,7 +36,8 @@ const RESERVE_SHARE: u64 = 4;
 impl Machine {
     /// The most this loader can hold.
     pub(super) fn pool(&self) -> u64 {
-        self.slab.capacity().min(self.account.limit()) as u64
+        let frame = self.slab.frame();
+        self.slab.capacity().min(self.account.limit() / frame * frame) as u64
     }
 
     /// Bytes that could be leased now, if they were in one piece.
