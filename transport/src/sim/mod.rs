@@ -1,1 +1,3 @@
 //! A seeded simulated link.
+
+pub mod delay;
