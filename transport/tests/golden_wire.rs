@@ -45,7 +45,7 @@ fn an_answer_is_written_and_read_as_ever() {
     let bytes = golden("group.hex");
     let hello = crc32c::crc32c(b"hello");
     let mut written = BytesMut::new();
-    let mut encoder = AnswerEncoder::begin(8, &mut written);
+    let mut encoder = AnswerEncoder::begin(9, &mut written);
     encoder.ok(2, Some(hello), 64, 5, &mut written);
     written.put_slice(b"hello");
     encoder.absent(1, 1, &mut written);
@@ -56,11 +56,14 @@ fn an_answer_is_written_and_read_as_ever() {
     encoder.failed(3, 1, Failure::Storage, &mut written);
     encoder.ok(4, Some(0), 0, 0, &mut written);
     encoder.not_placed(5, &[7, 300, 4 << 30], &mut written);
+    encoder.ok(8, None, 128, 3, &mut written);
+    written.put_slice(b"a\0\0");
+    encoder.retracted(8, Failure::Storage, &mut written);
     encoder.end(&mut written);
     assert_eq!(written, bytes);
 
     let mut lease = [0xee; 256];
-    let mut decoder = AnswerDecoder::new(8, 256);
+    let mut decoder = AnswerDecoder::new(9, 256);
     assert_eq!(decoder.copy_into(&bytes, &mut lease), Ok(true));
     let entry = |status, offset, len, crc| Entry { status, offset, len, crc };
     let expected = [
@@ -72,6 +75,7 @@ fn an_answer_is_written_and_read_as_ever() {
         entry(Status::NotPlaced, 0, 7, None),
         entry(Status::NotPlaced, 0, 300, None),
         entry(Status::NotPlaced, 0, 4 << 30, None),
+        entry(Status::Failed(Failure::Storage), 0, 0, None),
     ];
     assert_eq!(decoder.finish().unwrap(), expected);
     assert_eq!((&lease[..3], &lease[64..70]), (&b"hi\xee"[..], &b"hello\xee"[..]));

@@ -24,8 +24,11 @@ pub mod kind {
     pub const NOT_PLACED: u8 = 3;
     /// Consecutive entries that failed, for one reason.
     pub const FAILED: u8 = 4;
+    /// An entry whose bytes were sent, in whole or with zeros at their end, and are not to be used: it failed in
+    /// mid-payload.
+    pub const RETRACTED: u8 = 5;
     /// The last record.
-    pub const END: u8 = 5;
+    pub const END: u8 = 6;
     /// Records of this kind and above may be ignored by those who do not know them.
     pub const IGNORABLE: u8 = 0x80;
 }
@@ -34,6 +37,8 @@ pub mod kind {
 pub const OK_RECORD: usize = 28;
 /// Bytes of an `ABSENT` or `FAILED` record, and of a `NOT_PLACED` one before its lengths.
 pub const RUN_RECORD: usize = 12;
+/// Bytes of a `RETRACTED` record.
+pub const RETRACTED_RECORD: usize = 8;
 /// Bytes of the end record.
 pub const END_RECORD: usize = 16;
 /// Bytes of an ignorable record before what it holds.
@@ -99,6 +104,18 @@ impl AnswerEncoder {
     /// When the failure is not one that a server can have.
     pub fn failed(&mut self, first: u32, count: u32, why: Failure, out: &mut BytesMut) {
         self.run(kind::FAILED, code(why), first, count, out);
+    }
+
+    /// Takes back an entry that [`ok`](AnswerEncoder::ok) announced and whose payload, zeros for what could not be had,
+    /// was sent.
+    ///
+    /// # Panics
+    /// When the failure is not one that a server can have.
+    pub fn retracted(&mut self, entry: u32, why: Failure, out: &mut BytesMut) {
+        out.put_u8(kind::RETRACTED);
+        out.put_u8(code(why));
+        out.put_u16_le(0);
+        out.put_u32_le(entry);
     }
 
     /// Consecutive entries that do not fit, with the length that each needs.

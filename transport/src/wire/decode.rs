@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 
 use super::answer::{
-    END_RECORD, FLAG_CRC, HEADER, IGNORABLE_RECORD, MAGIC, MAX_IGNORABLE, OK_RECORD, RUN_RECORD, failure, kind,
+    END_RECORD, FLAG_CRC, HEADER, IGNORABLE_RECORD, MAGIC, MAX_IGNORABLE, OK_RECORD, RETRACTED_RECORD, RUN_RECORD,
+    failure, kind,
 };
 use super::varint::{self, Varint};
 use super::{ALIGN, WIRE_MAX, WIRE_MIN, WireError};
@@ -195,6 +196,7 @@ impl AnswerDecoder {
         let need = match what {
             kind::OK => OK_RECORD,
             kind::ABSENT | kind::NOT_PLACED | kind::FAILED => RUN_RECORD,
+            kind::RETRACTED => RETRACTED_RECORD,
             kind::END => END_RECORD,
             kind::IGNORABLE.. => IGNORABLE_RECORD,
             _ => return Err(WireError::Record(what)),
@@ -206,12 +208,13 @@ impl AnswerDecoder {
         if what < kind::IGNORABLE && self.scratch[2..4] != [0, 0] {
             return Err(WireError::Reserved);
         }
-        // Only `OK` has flags here and only `FAILED` has a code.
-        if !matches!(what, kind::OK | kind::FAILED | kind::IGNORABLE..) && self.scratch[1] != 0 {
+        // Only `OK` has flags here and only failures have a code.
+        if !matches!(what, kind::OK | kind::FAILED | kind::RETRACTED | kind::IGNORABLE..) && self.scratch[1] != 0 {
             return Err(WireError::Reserved);
         }
         match what {
             kind::OK => self.placed(),
+            kind::RETRACTED => self.retracted(),
             kind::END => self.end(),
             kind::IGNORABLE.. => self.ignorable(),
             _ => self.run(what),
@@ -258,6 +261,19 @@ impl AnswerDecoder {
             self.state = State::Lengths { next: first, left: count };
         }
         Ok(())
+    }
+
+    /// The bytes were given out to where they belong, so that nothing but the table needs to change.
+    fn retracted(&mut self) -> Result<(), WireError> {
+        let (code, entry) = (self.scratch[1], self.u32_at(4));
+        let why = failure(code).ok_or(WireError::Failure(code))?;
+        match self.entries.get_mut(entry as usize) {
+            Some(found) if found.status == Status::Ok => {
+                *found = Entry { status: Status::Failed(why), offset: 0, len: 0, crc: None };
+                Ok(())
+            }
+            _ => Err(WireError::NotSent(entry.into())),
+        }
     }
 
     /// Notes that `count` entries from `first` on are answered; each may be only once.

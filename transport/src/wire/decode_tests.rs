@@ -12,12 +12,15 @@ enum Made {
     Absent,
     NotPlaced(u64),
     Failed,
+    Retracted(Vec<u8>),
 }
 
 /// An answer with these entries, its records in the order that `order` gives, and what a lease then holds.
 fn answer(made: &[Made], order: &[usize], capacity: usize) -> (Vec<u8>, Vec<Entry>, Vec<u8>) {
     let (mut lease, mut entries, mut at) = (vec![0xee; capacity], Vec::new(), 0usize);
+    let mut offsets = Vec::new();
     for one in made {
+        offsets.push(at as u64);
         let plain = |status, len| Entry { status, offset: 0, len, crc: None };
         entries.push(match one {
             Made::Ok(bytes, crc) => {
@@ -29,6 +32,11 @@ fn answer(made: &[Made], order: &[usize], capacity: usize) -> (Vec<u8>, Vec<Entr
             Made::Absent => plain(Status::Absent, 0),
             Made::NotPlaced(len) => plain(Status::NotPlaced, *len),
             Made::Failed => plain(Status::Failed(Failure::Storage), 0),
+            Made::Retracted(bytes) => {
+                lease[at..at + bytes.len()].copy_from_slice(bytes);
+                at = (at + bytes.len()).next_multiple_of(ALIGN as usize);
+                plain(Status::Failed(Failure::Storage), 0)
+            }
         });
     }
     let mut out = BytesMut::new();
@@ -43,6 +51,11 @@ fn answer(made: &[Made], order: &[usize], capacity: usize) -> (Vec<u8>, Vec<Entr
             Made::Absent => encoder.absent(entry, 1, &mut out),
             Made::NotPlaced(len) => encoder.not_placed(entry, &[*len], &mut out),
             Made::Failed => encoder.failed(entry, 1, Failure::Storage, &mut out),
+            Made::Retracted(bytes) => {
+                encoder.ok(entry, None, offsets[index], bytes.len() as u64, &mut out);
+                out.put_slice(bytes);
+                encoder.retracted(entry, Failure::Storage, &mut out);
+            }
         }
     }
     encoder.end(&mut out);
@@ -124,6 +137,19 @@ fn each_entry_is_answered_once() {
     assert_eq!(beyond, WireError::NoSuchEntry { first: 2, last: 3, entries: 3 });
     let far = refused(3, |e, out| e.ok(u32::MAX, None, 0, 0, out)).0;
     assert!(matches!(far, WireError::NoSuchEntry { .. }));
+    // Only what was sent can be taken back, and only once.
+    let never_sent = |e: &mut AnswerEncoder, out: &mut BytesMut| {
+        e.absent(0, 3, out);
+        e.retracted(1, Failure::Storage, out);
+    };
+    assert_eq!(refused(3, never_sent).0, WireError::NotSent(1));
+    let taken_back_twice = |e: &mut AnswerEncoder, out: &mut BytesMut| {
+        e.ok(2, None, 0, 0, out);
+        e.retracted(2, Failure::Storage, out);
+        e.retracted(2, Failure::Storage, out);
+    };
+    assert_eq!(refused(3, taken_back_twice).0, WireError::NotSent(2));
+    assert_eq!(refused(3, |e, out| e.retracted(3, Failure::Storage, out)).0, WireError::NotSent(3));
     let missing = |e: &mut AnswerEncoder, out: &mut BytesMut| {
         e.absent(0, 1, out);
         e.absent(2, 1, out);
@@ -137,7 +163,7 @@ fn each_entry_is_answered_once() {
 fn nonsense_is_named() {
     let raw = |bytes: &'static [u8]| refused(1, move |_, out| out.put_slice(bytes)).0;
     assert_eq!(raw(&[0]), WireError::Record(0));
-    assert_eq!(raw(&[6]), WireError::Record(6));
+    assert_eq!(raw(&[7]), WireError::Record(7));
     assert_eq!(raw(&[kind::ABSENT, 0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0]), WireError::Reserved);
     assert_eq!(raw(&[kind::ABSENT, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0]), WireError::Reserved);
     assert!(matches!(raw(&[kind::ABSENT, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]), WireError::Range { .. }));
@@ -211,6 +237,7 @@ fn any_made() -> impl Strategy<Value = Vec<Made>> {
         1 => Just(Made::Absent),
         1 => any::<u64>().prop_map(Made::NotPlaced),
         1 => Just(Made::Failed),
+        1 => prop::collection::vec(any::<u8>(), 0..200).prop_map(Made::Retracted),
     ];
     prop::collection::vec(one, 1..20)
 }
@@ -274,7 +301,7 @@ proptest! {
     }
 
     #[test]
-    fn noise_does_no_harm(bytes in prop::collection::vec(prop_oneof![0u8..7, any::<u8>()], 0..400)) {
+    fn noise_does_no_harm(bytes in prop::collection::vec(prop_oneof![0u8..8, any::<u8>()], 0..400)) {
         let (header, ..) = answer(&[const { Made::Absent }; 4], &[0, 1, 2, 3], 0);
         let bytes = [&header[..HEADER], &bytes].concat();
         let _ = read(&[&bytes], 4, CAPACITY);

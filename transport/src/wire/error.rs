@@ -32,6 +32,8 @@ pub enum WireError {
     NoSuchEntry { first: u64, last: u64, entries: u64 },
     #[error("entry {0} is answered twice")]
     Repeated(u64),
+    #[error("entry {0} is taken back and was not sent")]
+    NotSent(u64),
     #[error("entry {0} is not answered")]
     Unanswered(u64),
     #[error("entry {entry} lies at {offset}, {len} bytes long, outside a lease of {capacity} bytes")]

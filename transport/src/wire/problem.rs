@@ -25,8 +25,8 @@ pub enum Kind {
     NotFound,
     /// The route exists, but not for this method.
     MethodNotAllowed,
-    /// The client does not take what the route answers.
-    NotAcceptable,
+    /// The request did not arrive in time.
+    Timeout,
     /// The version asked for is not, or no longer, the one that is served.
     DatasetChanged,
     /// More was asked for than can ever be served.
@@ -51,7 +51,7 @@ impl Kind {
         Kind::WireVersion,
         Kind::NotFound,
         Kind::MethodNotAllowed,
-        Kind::NotAcceptable,
+        Kind::Timeout,
         Kind::DatasetChanged,
         Kind::TooLarge,
         Kind::UnsupportedType,
@@ -78,7 +78,7 @@ impl Kind {
             Kind::WireVersion => ("wire-version", 400, "The wire version is not spoken here"),
             Kind::NotFound => ("not-found", 404, "There is no such thing"),
             Kind::MethodNotAllowed => ("method-not-allowed", 405, "The route does not have this method"),
-            Kind::NotAcceptable => ("not-acceptable", 406, "The route does not answer in an accepted type"),
+            Kind::Timeout => ("timeout", 408, "The request did not arrive in time"),
             Kind::DatasetChanged => ("dataset-changed", 412, "The dataset is not the version asked for"),
             Kind::TooLarge => ("too-large", 413, "More was asked for than can be served"),
             Kind::UnsupportedType => ("unsupported-type", 415, "The body is of a type that the route does not take"),
@@ -122,7 +122,8 @@ pub fn link_error(status: u16, retry_after: Option<&str>, body: &[u8]) -> LinkEr
     let detail = problem.detail.unwrap_or(problem.title);
     match (status, kind) {
         (412, _) | (_, Some(Kind::DatasetChanged)) => LinkError::DatasetChanged(detail),
-        (429 | 503, _) => {
+        // A request that was slow to arrive is asked for again, as is one that the server was too busy for.
+        (408 | 429 | 503, _) => {
             let seconds = retry_after.and_then(|value| value.trim().parse().ok());
             LinkError::Busy { retry_after: seconds.map(|seconds: u32| Duration::from_secs(seconds.into())) }
         }
