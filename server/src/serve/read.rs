@@ -1,0 +1,226 @@
+//! Bytes from a dataset's store into the server's pool, a chunk at a time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::Bytes;
+use forebay_transport::pool::{Account, Slab};
+use forebay_transport::wire::MAX_CHUNK;
+
+use super::Served;
+use crate::catalog::Extent;
+use crate::metrics::Metrics;
+use crate::store::{Read, ReadError};
+
+/// Neighbours with no more than this between them are read in one go: tar headers and padding lie between the fields of
+/// a sample, and copying a page or two costs less than asking again.
+const MAX_GAP: u64 = 8 << 10;
+
+/// Why an answer cannot go on.
+#[derive(Debug)]
+pub(super) enum Stop {
+    /// A shard is not what was indexed.
+    Changed(String),
+    /// The bytes cannot be read.
+    Storage(String),
+    /// There was no memory in time.
+    Busy,
+    /// The catalog or the store is out of order.
+    Internal(String),
+    /// Nobody wants the answer any more.
+    Gone,
+}
+
+/// A part of a field, and what became of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    pub shard: u32,
+    pub offset: u64,
+    pub len: usize,
+    /// Where in the chunk its bytes are.
+    pub at: usize,
+    /// It could not be read.
+    pub failed: bool,
+}
+
+impl Piece {
+    /// `len` bytes of an extent, from its byte `from` on.
+    pub fn of(extent: &Extent, from: u64, len: usize) -> Piece {
+        Piece { shard: extent.shard, offset: extent.offset.saturating_add(from), len, at: 0, failed: false }
+    }
+}
+
+/// Reads on behalf of one request.
+pub(super) struct Reader {
+    pub served: Arc<Served>,
+    pub slab: Slab,
+    pub account: Account,
+    pub metrics: Arc<Metrics>,
+    /// The most bytes read at a time: so many that two chunks fit the account, one under way and one being read.
+    pub chunk: usize,
+    /// What is being waited for is memory, not storage.
+    waits_for_memory: AtomicBool,
+}
+
+impl Reader {
+    /// `None` when the account can never lend anything.
+    pub fn new(served: Arc<Served>, slab: Slab, account: Account, metrics: Arc<Metrics>) -> Option<Reader> {
+        let frame = slab.frame();
+        let half = account.limit().min(slab.capacity()) / 2 / frame * frame;
+        let chunk = half.clamp(frame, MAX_CHUNK);
+        slab.can_lend(&account, chunk).then(|| Reader {
+            served,
+            slab,
+            account,
+            metrics,
+            chunk,
+            waits_for_memory: AtomicBool::new(false),
+        })
+    }
+
+    /// What to say of a wait that took too long.
+    pub fn overdue(&self) -> Stop {
+        match self.waits_for_memory.load(Ordering::Relaxed) {
+            true => Stop::Busy,
+            false => Stop::Storage("storage did not answer in time".into()),
+        }
+    }
+
+    /// Fails when nothing more of the dataset may be served.
+    pub fn check(&self) -> Result<(), Stop> {
+        self.served.stopped().map_or(Ok(()), |why| Err(Stop::Changed(why.to_owned())))
+    }
+
+    /// Reads all pieces, which have no more than a chunk's bytes together, and sets where each is. Those that storage
+    /// cannot give are marked, the others are good.
+    pub async fn read(&self, pieces: &mut [Piece]) -> Result<Bytes, Stop> {
+        let (reads, len) = lay_out(pieces, self.chunk);
+        if len == 0 {
+            return Ok(Bytes::new());
+        }
+        self.waits_for_memory.store(true, Ordering::Relaxed);
+        let lease = self.slab.lease(&self.account, len).await;
+        self.waits_for_memory.store(false, Ordering::Relaxed);
+        self.metrics.bytes_read.add(reads.iter().map(|read| read.len as u64).sum());
+        let done = self.served.store.read(reads, lease).await;
+        let mut lease = done.lease;
+        match done.result {
+            Ok(()) => {}
+            Err(ReadError::Io { .. }) if pieces.len() > 1 => {
+                // Which of them is it? Each by itself, into its own place.
+                for piece in pieces.iter_mut().filter(|piece| piece.len > 0) {
+                    let Piece { shard, offset, len, at, .. } = *piece;
+                    let done = self.served.store.read(vec![Read { shard, offset, len, at }], lease).await;
+                    lease = done.lease;
+                    piece.failed = self.failure(done.result)?;
+                }
+            }
+            result => pieces[0].failed = self.failure(result)?,
+        }
+        // Found out by somebody else meanwhile.
+        self.check()?;
+        Ok(lease.freeze().into_bytes())
+    }
+
+    /// Whether only this read failed; an error when nothing can go on.
+    fn failure(&self, result: Result<(), ReadError>) -> Result<bool, Stop> {
+        match result {
+            Ok(()) => Ok(false),
+            Err(error @ ReadError::Io { .. }) => {
+                tracing::warn!(dataset = self.served.dataset.name(), %error, "storage failed");
+                self.metrics.failed_entries.one();
+                Ok(true)
+            }
+            Err(error @ ReadError::Changed { .. }) => Err(Stop::Changed(error.to_string())),
+            Err(error) => Err(Stop::Internal(error.to_string())),
+        }
+    }
+}
+
+/// Says where in a lease each piece goes, and what to read: neighbours together, as long as what lies between them fits
+/// `limit` as well. Returns the reads and the lease's length.
+fn lay_out(pieces: &mut [Piece], limit: usize) -> (Vec<Read>, usize) {
+    let mut order: Vec<usize> = (0..pieces.len()).filter(|&index| pieces[index].len > 0).collect();
+    order.sort_unstable_by_key(|&index| (pieces[index].shard, pieces[index].offset));
+    let wanted: usize = pieces.iter().map(|piece| piece.len).sum();
+    let mut slack = limit.saturating_sub(wanted) as u64;
+    let (mut reads, mut end) = (Vec::<Read>::new(), 0);
+    for piece in order {
+        let piece = &mut pieces[piece];
+        if let Some(last) = reads.last_mut().filter(|last| last.shard == piece.shard) {
+            // In the order of offsets, so that the difference is one.
+            let from = piece.offset - last.offset;
+            let gap = from.saturating_sub(last.len as u64);
+            if gap <= MAX_GAP.min(slack) {
+                slack -= gap;
+                piece.at = last.at + from as usize;
+                last.len = last.len.max(from as usize + piece.len);
+                end = last.at + last.len;
+                continue;
+            }
+        }
+        piece.at = end;
+        reads.push(Read { shard: piece.shard, offset: piece.offset, len: piece.len, at: end });
+        end += piece.len;
+    }
+    (reads, end)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn piece(shard: u32, offset: u64, len: usize) -> Piece {
+        Piece { shard, offset, len, at: usize::MAX, failed: false }
+    }
+
+    #[test]
+    fn neighbours_are_read_in_one_go() {
+        let mut pieces =
+            [piece(0, 2048, 100), piece(0, 512, 1000), piece(1, 600, 5), piece(0, 512, 10), piece(0, 1, 0)];
+        let (reads, len) = lay_out(&mut pieces, 1 << 20);
+        let read = |shard, offset, len, at| Read { shard, offset, len, at };
+        assert_eq!(reads, [read(0, 512, 1636, 0), read(1, 600, 5, 1636)]);
+        assert_eq!(len, 1641);
+        assert_eq!([pieces[0].at, pieces[1].at, pieces[2].at, pieces[3].at], [1536, 0, 1636, 0]);
+    }
+
+    #[test]
+    fn what_lies_far_apart_is_not() {
+        let mut pieces = [piece(0, 0, 10), piece(0, 10 + MAX_GAP + 1, 10)];
+        assert_eq!(lay_out(&mut pieces, 1 << 20).0.len(), 2);
+        pieces[1].offset -= 1;
+        assert_eq!(lay_out(&mut pieces, 1 << 20).0.len(), 1);
+        // Nor where the chunk has no room for what lies between.
+        assert_eq!(lay_out(&mut pieces, 100).0.len(), 2);
+    }
+
+    proptest! {
+        /// Against a shard whose bytes are known: each piece finds its own, within the limit.
+        #[test]
+        fn pieces_get_their_bytes(
+            wanted in prop::collection::vec((0u32..3, 0u64..40_000, 0usize..3000), 1..30),
+            extra in 0usize..50_000,
+        ) {
+            let byte = |shard: u32, offset: u64| (offset * 31 + u64::from(shard) * 7 + offset / 256) as u8;
+            let mut pieces: Vec<Piece> = wanted.iter().map(|&(shard, offset, len)| piece(shard, offset, len)).collect();
+            let limit = wanted.iter().map(|&(_, _, len)| len).sum::<usize>() + extra;
+            let (reads, len) = lay_out(&mut pieces, limit);
+            prop_assert!(len <= limit);
+            let mut lease = vec![None; len];
+            for read in reads {
+                for (at, cell) in lease[read.at..][..read.len].iter_mut().enumerate() {
+                    prop_assert!(cell.is_none(), "two reads write the same byte");
+                    *cell = Some(byte(read.shard, read.offset + at as u64));
+                }
+            }
+            for piece in pieces.iter().filter(|piece| piece.len > 0) {
+                let found = &lease[piece.at..][..piece.len];
+                let matches = |(at, cell): (usize, &Option<u8>)| *cell == Some(byte(piece.shard, piece.offset + at as u64));
+                prop_assert!(found.iter().enumerate().all(matches));
+            }
+        }
+    }
+}
