@@ -2,8 +2,11 @@
 
 use forebay_transport::Version;
 use forebay_transport::link::FieldId;
-use forebay_transport::wire::describe::{Description, SampleDescription};
+use forebay_transport::wire::describe::{
+    Description, FieldDescription, SampleDescription, SampleField, ShardDescription, WireRange,
+};
 
+use super::index::{Entry, Index, IndexError, IndexedField};
 use super::{Extent, ShardFile};
 
 /// Why the catalog has no answer.
@@ -15,7 +18,7 @@ pub enum CatalogError {
     #[error("dataset {dataset} has {fields} fields: there is no field {field}")]
     NoSuchField { dataset: String, field: FieldId, fields: usize },
     /// The index file is damaged; the dataset cannot be served until the index has been built again.
-    #[error("dataset {dataset}: its index is damaged: {detail}")]
+    #[error("dataset {dataset}: {detail}")]
     Damaged { dataset: String, detail: String },
 }
 
@@ -69,77 +72,182 @@ pub struct SampleExtent {
 #[derive(Debug)]
 pub struct Dataset {
     name: String,
+    index: Index,
+    shards: Vec<Shard>,
+    /// By field id.
+    fields: Vec<FieldStats>,
+    /// By field id: the name's place in the index, which is in order of discovery.
+    places: Vec<u16>,
+    /// The inverse of `places`.
+    ids: Vec<FieldId>,
 }
 
 impl Dataset {
+    /// `files` are the files of the index's shards, in order.
+    pub(super) fn new(name: &str, index: Index, files: Vec<ShardFile>) -> Dataset {
+        debug_assert!(index.shards().iter().map(|shard| &shard.name).eq(files.iter().map(|file| &file.name)));
+        let shards = index.shards().iter().zip(files);
+        let shards = shards.map(|(shard, file)| Shard {
+            file,
+            digest: shard.digest,
+            first: shard.first,
+            samples: shard.samples,
+        });
+        let shards = shards.collect();
+        let mut places: Vec<u16> = (0..index.fields().len() as u16).collect();
+        places.sort_by(|a, b| index.fields()[usize::from(*a)].name.cmp(&index.fields()[usize::from(*b)].name));
+        let mut ids = vec![0; places.len()];
+        for (id, place) in (0..).zip(&places) {
+            ids[usize::from(*place)] = id;
+        }
+        let fields = places.iter().map(|place| {
+            let IndexedField { name, count, min, max, bytes } = index.fields()[usize::from(*place)].clone();
+            FieldStats { name, count, min, max, bytes }
+        });
+        let fields = fields.collect();
+        Dataset { name: name.to_owned(), index, shards, fields, places, ids }
+    }
+
     pub fn name(&self) -> &str {
         &self.name
     }
 
     pub fn version(&self) -> Version {
-        todo!()
+        self.index.version()
     }
 
     /// How many samples there are; ordinals are `0..samples()`.
     pub fn samples(&self) -> u64 {
-        todo!()
+        self.index.samples()
     }
 
     /// Sum of all fields of all samples.
     pub fn bytes(&self) -> u64 {
-        todo!()
+        self.index.bytes()
     }
 
     /// The most bytes that the fields of one sample have together.
     pub fn largest_sample(&self) -> u64 {
-        todo!()
+        self.index.largest_sample()
     }
 
     /// By field id.
     pub fn fields(&self) -> &[FieldStats] {
-        todo!()
+        &self.fields
     }
 
     pub fn field_id(&self, name: &str) -> Option<FieldId> {
-        todo!("{name}")
+        let place = self.fields.binary_search_by(|field| field.name.as_str().cmp(name)).ok()?;
+        FieldId::try_from(place).ok()
     }
 
     pub fn shards(&self) -> &[Shard] {
-        todo!()
+        &self.shards
     }
 
     /// The shards' files, in order: what a store is made with.
     pub fn shard_files(&self) -> Vec<ShardFile> {
-        todo!()
+        self.shards.iter().map(|shard| shard.file.clone()).collect()
     }
 
     pub fn sample(&self, ordinal: u64) -> Result<Sample<'_>, CatalogError> {
-        todo!("{ordinal}")
+        let entry = self.entry(ordinal)?;
+        let key = self.index.key(&entry).map_err(|error| self.damaged(error))?;
+        let mut fields = Vec::new();
+        for field in entry.fields(&self.index) {
+            let (place, extent) = field.map_err(|error| self.damaged(error))?;
+            fields.push(SampleExtent { field: self.ids[usize::from(place)], extent });
+        }
+        fields.sort_unstable_by_key(|field| field.field);
+        Ok(Sample { ordinal, key, shard: entry.shard, fields })
     }
 
     /// Where one field of one sample lies, or `None` when the sample does not have it.
     pub fn extent(&self, ordinal: u64, field: FieldId) -> Result<Option<Extent>, CatalogError> {
-        todo!("{ordinal} {field}")
+        let place = self.place(field)?;
+        self.entry(ordinal)?.field(&self.index, place).map_err(|error| self.damaged(error))
     }
 
     /// Appends one element per field to `out`, in the order of `fields`. Allocates nothing but what `out` needs to grow.
     /// On an error `out` is as it was.
     pub fn extents(&self, ordinal: u64, fields: &[FieldId], out: &mut Vec<Option<Extent>>) -> Result<(), CatalogError> {
-        todo!("{ordinal} {fields:?} {out:?}")
+        let entry = self.entry(ordinal)?;
+        let before = out.len();
+        for field in fields {
+            let place = self.place(*field);
+            let extent = place.and_then(|place| entry.field(&self.index, place).map_err(|error| self.damaged(error)));
+            match extent {
+                Ok(extent) => out.push(extent),
+                Err(error) => {
+                    out.truncate(before);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The ordinals of the samples with this key, ascending. Keys need not be unique.
     pub fn find(&self, key: &[u8]) -> Result<Vec<u64>, CatalogError> {
-        todo!("{key:?}")
+        self.index.find(key).map_err(|error| self.damaged(error))
     }
 
     /// The JSON document of the dataset. `max_group_bytes` is the server's limit for one group.
     pub fn describe(&self, max_group_bytes: u64) -> Description {
-        todo!("{max_group_bytes}")
+        let fields = self.fields.iter().cloned();
+        let shards = self.shards.iter().map(|shard| ShardDescription {
+            name: shard.file.name.clone(),
+            bytes: shard.file.identity.size,
+            samples: shard.samples,
+            digest: blake3::Hash::from_bytes(shard.digest).to_hex().to_string(),
+        });
+        Description {
+            wire: WireRange::ours(),
+            name: self.name.clone(),
+            version: self.version().to_string(),
+            samples: self.samples(),
+            bytes: self.bytes(),
+            largest_sample: self.largest_sample(),
+            fields: fields
+                .map(|FieldStats { name, count, min, max, bytes }| FieldDescription { name, count, min, max, bytes })
+                .collect(),
+            shards: shards.collect(),
+            max_group_bytes,
+        }
     }
 
     /// The JSON document of one sample. Bytes of the key that are not UTF-8 are replaced.
     pub fn describe_sample(&self, ordinal: u64) -> Result<SampleDescription, CatalogError> {
-        todo!("{ordinal}")
+        let sample = self.sample(ordinal)?;
+        let fields = sample.fields.iter().map(|SampleExtent { field, extent }| SampleField {
+            name: self.fields[usize::from(*field)].name.clone(),
+            offset: extent.offset,
+            bytes: extent.len,
+            crc32c: extent.crc.map(|crc| format!("{crc:08x}")),
+        });
+        Ok(SampleDescription {
+            ordinal,
+            key: String::from_utf8_lossy(sample.key).into_owned(),
+            shard: self.shards[sample.shard as usize].file.name.clone(),
+            fields: fields.collect(),
+        })
+    }
+
+    fn entry(&self, ordinal: u64) -> Result<Entry<'_>, CatalogError> {
+        let entry = self.index.entry(ordinal).map_err(|error| self.damaged(error))?;
+        entry.ok_or_else(|| CatalogError::NoSuchSample { dataset: self.name.clone(), ordinal, samples: self.samples() })
+    }
+
+    fn place(&self, field: FieldId) -> Result<u16, CatalogError> {
+        self.places.get(usize::from(field)).copied().ok_or_else(|| CatalogError::NoSuchField {
+            dataset: self.name.clone(),
+            field,
+            fields: self.fields.len(),
+        })
+    }
+
+    #[cold]
+    fn damaged(&self, error: IndexError) -> CatalogError {
+        CatalogError::Damaged { dataset: self.name.clone(), detail: error.to_string() }
     }
 }
