@@ -127,6 +127,24 @@ fn two_who_wait_are_both_served() {
 }
 
 #[test]
+fn what_is_enough_for_two_serves_two() {
+    check(2, || {
+        let (slab, account) = slab(2);
+        let held = slab.try_lease(&account, 2 * FRAME).unwrap();
+        let other = {
+            let (slab, account) = (slab.clone(), account.clone());
+            thread::spawn(move || block_on(slab.lease(&account, 8)))
+        };
+        let giver = thread::spawn(move || drop(held));
+        let lease = block_on(slab.lease(&account, 8));
+        // Neither gives anything back before the other has its own.
+        drop((other.join().unwrap(), lease));
+        giver.join().unwrap();
+        all_back(&slab, &account);
+    });
+}
+
+#[test]
 fn polling_and_queueing_do_not_starve_each_other() {
     check(2, || {
         let (slab, account) = slab(1);
