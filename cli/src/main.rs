@@ -2,12 +2,14 @@
 
 mod args;
 mod connect;
+mod demo;
 mod failure;
 mod get;
 mod ls;
 mod output;
 mod progress;
 mod read;
+mod serve;
 mod table;
 mod units;
 mod usage;
@@ -22,11 +24,11 @@ use failure::Failure;
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let done = logging(&cli.log).and_then(|()| match &cli.command {
-        Command::Serve(_) => todo!(),
+        Command::Serve(args) => serve::run(args),
         Command::Ls(args) => ls::run(args),
         Command::Get(args) => get::run(args),
         Command::Read(args) => read::run(args),
-        Command::Demo(_) => todo!(),
+        Command::Demo(args) => demo::run(args),
     });
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -19,10 +19,6 @@ impl Progress {
         Progress { started: Instant::now(), printed: None, terminal: std::io::stderr().is_terminal() }
     }
 
-    pub fn elapsed(&self) -> Duration {
-        self.started.elapsed()
-    }
-
     /// Shows what `text` says, if it is time to.
     pub fn show(&mut self, text: impl FnOnce() -> String) {
         let now = Instant::now();

@@ -6,10 +6,12 @@
 //! | [`catalog`] | which samples there are, where their bytes lie, and the version of it all | sockets |
 //! | [`store`] | how bytes get from storage into leases | what a sample is |
 //! | [`serve`] | requests and answers | who waits on the other end |
+//! | [`publish`] | from shards to a served dataset | policy |
 //! | [`metrics`] | figures of a running server | |
 
 pub mod catalog;
 pub mod format;
 pub mod metrics;
+pub mod publish;
 pub mod serve;
 pub mod store;

@@ -173,11 +173,11 @@ impl TarReader {
     where
         F: FnMut(Member<'_>) -> Result<(), FormatError>,
     {
-        if self.have == 0 {
-            if let Some(block) = bytes.first_chunk::<BLOCK>() {
-                self.read_header(block, self.at, sink)?;
-                return Ok(BLOCK);
-            }
+        if self.have == 0
+            && let Some(block) = bytes.first_chunk::<BLOCK>()
+        {
+            self.read_header(block, self.at, sink)?;
+            return Ok(BLOCK);
         }
         let piece = &bytes[..bytes.len().min(BLOCK - self.have)];
         self.block[self.have..self.have + piece.len()].copy_from_slice(piece);

@@ -343,7 +343,7 @@ fn string(strings: &[u8], (at, len): (u32, u32)) -> Result<String, IndexError> {
 }
 
 fn read_shards(header: &Header, table: &[u8], strings: &[u8]) -> Result<Vec<IndexedShard>, IndexError> {
-    if table.len() % SHARD != 0 || table.len() / SHARD > u32::MAX as usize {
+    if !table.len().is_multiple_of(SHARD) || table.len() / SHARD > u32::MAX as usize {
         return Err(damaged("its table of shards has an odd length"));
     }
     let mut shards = Vec::with_capacity(table.len() / SHARD);
@@ -372,7 +372,7 @@ fn read_shards(header: &Header, table: &[u8], strings: &[u8]) -> Result<Vec<Inde
 }
 
 fn read_fields(table: &[u8], strings: &[u8]) -> Result<Vec<IndexedField>, IndexError> {
-    if table.len() % FIELD_NAME != 0 || table.len() / FIELD_NAME > FIELD_LIMIT {
+    if !table.len().is_multiple_of(FIELD_NAME) || table.len() / FIELD_NAME > FIELD_LIMIT {
         return Err(damaged("its table of field names has an odd length"));
     }
     rows(table)

@@ -1,0 +1,248 @@
+//! `forebay serve`: from flags to a running server, and to its end.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use forebay_client::transport::h3::server::{Server, ServerConfig};
+use forebay_client::transport::h3::tls::Identity;
+use forebay_client::transport::pool::{Ledger, Slab, SlabConfig};
+use forebay_server::catalog;
+use forebay_server::publish::{Publish, Published, publish};
+use forebay_server::serve::registry::Registry;
+use forebay_server::serve::{Service, ServiceConfig};
+use forebay_server::store::PreadConfig;
+
+use crate::args::Serve;
+use crate::failure::{self, Failure};
+use crate::output;
+use crate::progress::Progress;
+use crate::units::{count, size};
+
+/// Set when the server ends: indexing then ends too.
+static CANCEL: AtomicBool = AtomicBool::new(false);
+
+pub fn run(args: &Serve) -> Result<(), Failure> {
+    if !args.listen.ip().is_loopback() && !args.open {
+        return Err(Failure::usage(format!(
+            "--listen {} lets other machines in, and there is no access control: say --open if anyone who reaches it may read",
+            args.listen
+        )));
+    }
+    let state = state_dir(args)?;
+    let work = datasets(args, &state)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(serve(args, &state, work))
+}
+
+async fn serve(args: &Serve, state: &Path, work: Vec<Publish>) -> Result<(), Failure> {
+    let mut ledger = Ledger::new(args.memory);
+    let pool = args.memory / 2;
+    ledger.claim("pool", pool).map_err(Failure::usage)?;
+    let identity = match (&args.cert, &args.key) {
+        (Some(cert), Some(key)) => Identity::from_pem(cert, key),
+        _ => Identity::self_signed(state, &names(args.listen)),
+    };
+    let identity = identity.map_err(Failure::usage)?;
+    let fingerprint = identity.fingerprint();
+    let capacity = usize::try_from(pool).unwrap_or(usize::MAX);
+    let server = Server::bind(ServerConfig::new(args.listen, identity, capacity)).map_err(Failure::other)?;
+    for claim in server.claims() {
+        ledger.claim(claim.name, claim.bytes).map_err(Failure::usage)?;
+    }
+    let slab = Slab::new(SlabConfig::new(capacity)).map_err(Failure::other)?;
+    let registry = Arc::new(Registry::new());
+    let url = format!("https://{}", server.local_addr());
+    output::text(&format!("listening on {url}\n"))?;
+    if args.cert.is_none() {
+        output::text(&format!("certificate {fingerprint} (self-signed)\n  forebay ls {url} --trust {fingerprint}\n"))?;
+    } else {
+        output::text(&format!("certificate {fingerprint}\n"))?;
+    }
+    let service = Arc::new(Service::new(registry.clone(), slab.clone(), ServiceConfig::default()));
+    let hopeless = Arc::new(tokio::sync::Notify::new());
+    let indexer = index(work, registry, hopeless.clone())?;
+    let failed = Arc::new(AtomicBool::new(false));
+    let noticed = failed.clone();
+    let shutdown = async move {
+        tokio::select! {
+            () = asked_to_end() => {}
+            () = hopeless.notified() => noticed.store(true, Ordering::Relaxed),
+        }
+    };
+    server.serve(service.clone(), shutdown, args.grace).await;
+    CANCEL.store(true, Ordering::Relaxed);
+    // It looks at the flag every few megabytes.
+    let _ = tokio::task::spawn_blocking(move || indexer.join()).await;
+    tracing::info!("served {}", service.metrics().snapshot(&slab));
+    if failed.load(Ordering::Relaxed) {
+        return Err(Failure::new(failure::DAMAGED, "there is no dataset that can be served"));
+    }
+    Ok(())
+}
+
+/// The names that a self-signed certificate is for.
+fn names(listen: SocketAddr) -> Vec<String> {
+    let mut names = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
+    if !listen.ip().is_unspecified() && !listen.ip().is_loopback() {
+        names.push(listen.ip().to_string());
+    }
+    if let Ok(host) = std::fs::read_to_string("/proc/sys/kernel/hostname") {
+        let host = host.trim();
+        if !host.is_empty() && host != "localhost" {
+            names.push(host.to_owned());
+        }
+    }
+    names
+}
+
+fn state_dir(args: &Serve) -> Result<PathBuf, Failure> {
+    let home = || std::env::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
+    let xdg = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
+    let dir = args
+        .state_dir
+        .clone()
+        .or_else(|| xdg.or_else(|| Some(home()?.join(".local/state"))).map(|dir| dir.join("forebay")))
+        .ok_or_else(|| {
+            Failure::usage("neither $HOME nor $XDG_STATE_HOME says where to keep the index: give --state-dir")
+        })?;
+    let make = |dir: &Path| std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    let made = make(&dir.join("indexes")).and_then(|()| writable(&dir));
+    made.map_err(|error| Failure::usage(format!("cannot use {} as the state directory: {error}", dir.display())))?;
+    Ok(dir)
+}
+
+fn writable(dir: &Path) -> io::Result<()> {
+    let metadata = std::fs::metadata(dir)?;
+    if metadata.permissions().mode() & 0o200 == 0 {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    Ok(())
+}
+
+/// The datasets in the order of the command line; shards given under a repeated name follow those before.
+fn datasets(args: &Serve, state: &Path) -> Result<Vec<Publish>, Failure> {
+    let mut store = PreadConfig::default();
+    if let Some(threads) = args.read_threads {
+        store.threads = threads.max(1);
+    }
+    let mut work: Vec<Publish> = Vec::new();
+    for dataset in &args.datasets {
+        let mut sources = catalog::resolve(&dataset.shards).map_err(Failure::usage)?;
+        match work.iter_mut().find(|known| known.name == dataset.name) {
+            Some(known) => known.sources.append(&mut sources),
+            None => work.push(Publish {
+                name: dataset.name.clone(),
+                sources,
+                index: state.join("indexes").join(format!("{}.fbi", dataset.name)),
+                skip_damaged: args.skip_damaged,
+                store,
+            }),
+        }
+    }
+    for Publish { name, sources, .. } in &work {
+        let mut seen = std::collections::BTreeSet::new();
+        if let Some(twice) = sources.iter().find(|source| !seen.insert(&source.name)) {
+            return Err(Failure::usage(format!("dataset {name}: two shards are called {}", twice.name)));
+        }
+    }
+    Ok(work)
+}
+
+/// Indexes one dataset after the other on a thread of its own: together they would only compete for the disk.
+fn index(
+    work: Vec<Publish>,
+    registry: Arc<Registry>,
+    hopeless: Arc<tokio::sync::Notify>,
+) -> io::Result<std::thread::JoinHandle<()>> {
+    for dataset in &work {
+        registry.set(&dataset.name, forebay_server::serve::registry::State::Indexing { progress: 0.0 });
+    }
+    std::thread::Builder::new().name("index".into()).spawn(move || {
+        let served = AtomicUsize::new(0);
+        for dataset in &work {
+            if CANCEL.load(Ordering::Relaxed) {
+                return;
+            }
+            let progress = Mutex::new(Progress::new());
+            let lock = || progress.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            let started = std::time::Instant::now();
+            let watch = |now: &catalog::Progress| {
+                lock().show(|| {
+                    let seconds = started.elapsed().as_secs_f64();
+                    let rate = now.bytes_done as f64 / seconds;
+                    let left = (now.bytes_total - now.bytes_done) as f64 / rate.max(1.0);
+                    format!(
+                        "indexing {}: {} of {} in {} of {} shards, {:.2} GB/s, {left:.0} s left",
+                        dataset.name,
+                        size(now.bytes_done),
+                        size(now.bytes_total),
+                        now.shards_done,
+                        now.shards_total,
+                        rate / 1e9
+                    )
+                });
+            };
+            let done = publish(&registry, dataset, &watch, &CANCEL);
+            lock().clear();
+            match done {
+                Ok(published) => {
+                    served.fetch_add(1, Ordering::Relaxed);
+                    announce(&dataset.name, &published, started.elapsed());
+                }
+                Err(_) if CANCEL.load(Ordering::Relaxed) => return,
+                Err(error) => eprintln!("forebay: {error}"),
+            }
+        }
+        if served.load(Ordering::Relaxed) == 0 {
+            hopeless.notify_one();
+        }
+    })
+}
+
+fn announce(name: &str, published: &Published, took: Duration) {
+    if let Some(reason) = &published.discarded {
+        eprintln!("forebay: the earlier index of {name} was of no use and was made anew: {reason}");
+    }
+    for damage in &published.skipped {
+        eprintln!("forebay: dataset {name} is served without a damaged shard: {damage}");
+    }
+    // A closed standard output must not end a server.
+    let _ = io::Write::write_all(
+        &mut io::stdout().lock(),
+        format!(
+            "{name}: {} samples, {} in {} shards, version {}, indexed in {:.1} s ({} read)\nready: {name}\n",
+            count(published.samples),
+            size(published.bytes),
+            count(published.shards as u64),
+            published.version,
+            took.as_secs_f64(),
+            size(published.bytes_read),
+        )
+        .as_bytes(),
+    );
+}
+
+/// SIGTERM or Ctrl-C. The second ends the process at once.
+async fn asked_to_end() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+    }
+    eprintln!("forebay: ending; what is in flight may finish (a second signal ends at once)");
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
+        std::process::exit(i32::from(failure::INTERRUPTED));
+    });
+}
