@@ -13,7 +13,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 CARGO ?= cargo
 # --locked: a build that would change Cargo.lock is an error, not a surprise.
 FLAGS ?= --locked
-BENCHES := $(patsubst benches/%.rs,%,$(wildcard benches/*.rs))
+BENCHES := $(patsubst benches/%/main.rs,%,$(wildcard benches/*/main.rs))
 # The test programs of the root package that need the Python environment: left out of test-fast.
 SLOW_TESTS := $(patsubst tests/%.rs,%,$(wildcard tests/third_party*.rs))
 FAST_TESTS := $(filter-out $(SLOW_TESTS),$(patsubst tests/%.rs,%,$(wildcard tests/*.rs)))

@@ -1,1 +1,22 @@
+//! What the whole-system tests and benches share.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | [`program`] | the `forebay` program: built if need be, run, watched, ended |
+//! | [`python`] | the tests' Python environment, and the scripts in `tests/python` |
+//! | [`tars`] | shards made in a moment, when it does not matter what is in them |
+//! | [`scratch`] | folders that go away |
+//! | [`figures`] | results of benches, as JSON lines |
 
+pub mod figures;
+pub mod program;
+pub mod python;
+pub mod scratch;
+pub mod tars;
+
+use std::path::Path;
+
+/// The root of the workspace.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}

@@ -1,0 +1,250 @@
+//! The `forebay` program as its users meet it: started, watched, ended.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long anything may take that should take a moment. Generous: the machine may be busy with other tests.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The program, built with the profile that this test or bench was built with.
+///
+/// Cargo tells only a package's own tests where its programs are, so this asks cargo to build it: a moment when it is
+/// there already, and never a stale one.
+///
+/// # Panics
+/// When it does not build.
+pub fn forebay() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| {
+        let me = std::env::current_exe().expect("our own path");
+        let folder = me.ancestors().nth(2).expect("target/PROFILE/deps/us");
+        let release = folder.file_name() == Some(OsStr::new("release"));
+        let target = folder.parent().expect("target");
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.args(["build", "--quiet", "--workspace", "--bin", "forebay", "--target-dir"]).arg(target);
+        cargo.current_dir(crate::root());
+        if release {
+            cargo.arg("--release");
+        }
+        let status = cargo.status().expect("cargo runs");
+        assert!(status.success(), "forebay does not build: {status}");
+        folder.join("forebay")
+    })
+}
+
+/// What a finished run of the program left.
+#[derive(Clone, Debug)]
+pub struct Finished {
+    /// The exit code; `None` when a signal ended it.
+    pub code: Option<i32>,
+    pub stdout: Vec<u8>,
+    pub stderr: String,
+}
+
+impl Finished {
+    /// Standard output as text.
+    ///
+    /// # Panics
+    /// When it is not UTF-8.
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.stdout).expect("UTF-8 output")
+    }
+}
+
+/// Runs `forebay` with these arguments to its end, which must come within [`PATIENCE`].
+///
+/// # Panics
+/// When it does not start or does not end.
+pub fn run<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(arguments: I) -> Finished {
+    start(arguments).finish(PATIENCE)
+}
+
+/// Starts `forebay` with these arguments.
+pub fn start<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(arguments: I) -> Running {
+    let mut command = Command::new(forebay());
+    command.args(arguments).env_remove("FOREBAY_TRUST").env_remove("FOREBAY_CA");
+    Running::start(command)
+}
+
+/// A program that runs. Killed when dropped.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    lines: Receiver<String>,
+    stdout: Option<thread::JoinHandle<Vec<u8>>>,
+    stderr: Arc<Mutex<String>>,
+    stderr_reader: Option<thread::JoinHandle<()>>,
+}
+
+impl Running {
+    /// Starts any program, with its output watched.
+    ///
+    /// # Panics
+    /// When it does not start.
+    pub fn start(mut command: Command) -> Running {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        let (send, lines) = channel();
+        let mut output = BufReader::new(child.stdout.take().expect("piped"));
+        let stdout = thread::spawn(move || {
+            let mut all = Vec::new();
+            loop {
+                let before = all.len();
+                match output.read_until(b'\n', &mut all) {
+                    Ok(0) | Err(_) => return all,
+                    Ok(_) => drop(send.send(String::from_utf8_lossy(&all[before..]).trim_end().to_owned())),
+                }
+            }
+        });
+        let stderr = Arc::new(Mutex::new(String::new()));
+        let (mut complaints, kept) = (child.stderr.take().expect("piped"), Arc::clone(&stderr));
+        let stderr_reader = thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(length @ 1..) = complaints.read(&mut buffer) {
+                kept.lock().expect("no panics").push_str(&String::from_utf8_lossy(&buffer[..length]));
+            }
+        });
+        Running { child, lines, stdout: Some(stdout), stderr, stderr_reader: Some(stderr_reader) }
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it wrote to standard error so far.
+    pub fn stderr(&self) -> String {
+        self.stderr.lock().expect("no panics").clone()
+    }
+
+    /// The next line of standard output for which `wanted` holds; others are passed over.
+    ///
+    /// # Panics
+    /// When it ends, or `patience` does, before there is one.
+    pub fn line(&mut self, patience: Duration, wanted: impl Fn(&str) -> bool) -> String {
+        let until = Instant::now() + patience;
+        loop {
+            match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(line) if wanted(&line) => return line,
+                Ok(_) => {}
+                Err(RecvTimeoutError::Timeout) => panic!("no such line within {patience:?}\n{}", self.stderr()),
+                Err(RecvTimeoutError::Disconnected) => {
+                    let status = self.child.wait();
+                    panic!("ended ({status:?}) without such a line\n{}", self.stderr())
+                }
+            }
+        }
+    }
+
+    /// Sends a signal by name: `TERM`, `INT`, `STOP`, `CONT`.
+    ///
+    /// # Panics
+    /// When it cannot be sent.
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill").arg(format!("-{name}")).arg(self.id().to_string()).status();
+        assert!(status.expect("kill runs").success(), "kill -{name} {}", self.id());
+    }
+
+    /// Its status, if it has ended.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("our own child")
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// When that takes longer than `patience`.
+    pub fn finish(mut self, patience: Duration) -> Finished {
+        let until = Instant::now() + patience;
+        let status = loop {
+            if let Some(status) = self.ended() {
+                break status;
+            }
+            assert!(Instant::now() < until, "still runs after {patience:?}\n{}", self.stderr());
+            thread::sleep(Duration::from_millis(5));
+        };
+        let stdout = self.stdout.take().map(|reader| reader.join().expect("no panics")).unwrap_or_default();
+        if let Some(reader) = self.stderr_reader.take() {
+            reader.join().expect("no panics");
+        }
+        Finished { code: status.code(), stdout, stderr: self.stderr() }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// `forebay serve` on a free port of loopback.
+#[derive(Debug)]
+pub struct Server {
+    pub running: Running,
+    /// `https://127.0.0.1:PORT`
+    pub url: String,
+    /// `SHA256:…`, as `--trust` wants it.
+    pub trust: String,
+}
+
+impl Server {
+    /// Starts it and waits until all of `datasets` (name, shards) are ready.
+    ///
+    /// # Panics
+    /// When one does not become ready.
+    pub fn start(datasets: &[(&str, &str)], state: &Path, extra: &[&str]) -> Server {
+        let mut server = Server::start_unready(datasets, state, extra);
+        for (name, _) in datasets {
+            let ready = format!("ready: {name}");
+            server.running.line(PATIENCE, |line| line == ready);
+        }
+        server
+    }
+
+    /// Starts it and waits until it listens.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn start_unready(datasets: &[(&str, &str)], state: &Path, extra: &[&str]) -> Server {
+        let mut command = Command::new(forebay());
+        Server::arguments(&mut command, datasets, state, extra);
+        Server::watch(command)
+    }
+
+    /// What `forebay serve` is called with.
+    pub fn arguments(command: &mut Command, datasets: &[(&str, &str)], state: &Path, extra: &[&str]) {
+        command.arg("serve").args(["--listen", "127.0.0.1:0", "--state-dir"]).arg(state).args(extra);
+        command.args(datasets.iter().map(|(name, shards)| format!("{name}={shards}")));
+    }
+
+    /// Starts a command that runs `forebay serve` in the end, and waits until it listens.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn watch(command: Command) -> Server {
+        let mut running = Running::start(command);
+        let line = running.line(PATIENCE, |line| line.starts_with("listening on "));
+        let url = line["listening on ".len()..].trim().to_owned();
+        let line = running.line(PATIENCE, |line| line.contains("SHA256:"));
+        let trust = line[line.find("SHA256:").expect("just seen")..].split_whitespace().next().expect("not empty");
+        let trust = trust.to_owned();
+        Server { running, url, trust }
+    }
+
+    /// `https://127.0.0.1:PORT/NAME`
+    pub fn dataset(&self, name: &str) -> String {
+        format!("{}/{name}", self.url)
+    }
+
+    /// Runs a client command against a dataset of this server: `verb URL/NAME --trust … extra…`.
+    pub fn client(&self, verb: &str, name: &str, extra: &[&str]) -> Running {
+        let url = self.dataset(name);
+        start([verb, &url, "--trust", &self.trust].into_iter().chain(extra.iter().copied()))
+    }
+}
