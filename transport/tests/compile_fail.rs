@@ -1,8 +1,8 @@
 //! What the types forbid: each file in `compile_fail/` must not compile, for the reasons written into it.
 //!
-//! A line that ends in `//~ E0382` must be where the compiler reports that error, and there must be no other errors. Codes
-//! and lines stay the same from one compiler to the next; wording does not, so it is not compared. A file without any
-//! marks must compile: it shows that the others fail for their reasons and not for another.
+//! A line that ends in `//~ E0382` must be where the compiler reports that error, and there must be no other errors.
+//! Codes and lines stay the same from one compiler to the next; wording does not, so it is not compared. A file
+//! without any marks must compile: it shows that the others fail for their reasons and not for another.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -39,8 +39,8 @@ fn dependencies() -> PathBuf {
     std::env::current_exe().unwrap().parent().unwrap().to_path_buf()
 }
 
-/// The transport library that belongs to this test. Builds with other flags or compilers leave theirs in the same folder:
-/// the newest one that works is right.
+/// The transport library that belongs to this test. Builds with other flags or compilers leave theirs in the same
+/// folder: the newest one that works is right.
 fn library(control: &Path) -> PathBuf {
     let mut found: Vec<_> = std::fs::read_dir(dependencies()).unwrap().map(|entry| entry.unwrap().path()).collect();
     found.retain(|path| {

@@ -11,10 +11,11 @@ pub const DEFAULT_GAP: u64 = 16 << 10;
 /// The reads that bring `extents` (in the order in which they are wanted) into one lease, and where each extent then
 /// lies in it.
 ///
-/// Neighbours in the list that lie in one shard, in whichever order, at most `gap` bytes apart, become one read; the gap
-/// is read along, and bytes wanted twice by one read are read once. The reads lie one behind the other in the lease, in
-/// the order of the extents. `reads` and `at` are emptied and filled (one of `at` for each extent), so that their memory
-/// is used again. Returns the bytes of lease needed, or `None` when sums overflow: then no lease could hold them.
+/// Neighbours in the list that lie in one shard, in whichever order, at most `gap` bytes apart, become one read; the
+/// gap is read along, and bytes wanted twice by one read are read once. The reads lie one behind the other in the
+/// lease, in the order of the extents. `reads` and `at` are emptied and filled (one of `at` for each extent), so that
+/// their memory is used again. Returns the bytes of lease needed, or `None` when sums overflow: then no lease could
+/// hold them.
 pub fn coalesce(extents: &[Extent], gap: u64, reads: &mut Vec<Read>, at: &mut Vec<usize>) -> Option<usize> {
     reads.clear();
     at.clear();

@@ -50,9 +50,8 @@ impl Files {
         let indexed = &self.shards[shard as usize];
         let opened = match open(indexed) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
-                // Descriptors have run out elsewhere in the process: these are the ones we can do without.
-                let closed = self.lock().clear();
-                drop(closed);
+                // Others in the process have taken all descriptors: these are the ones we can do without.
+                self.lock().clear();
                 open(indexed)
             }
             other => other,
@@ -132,9 +131,10 @@ impl Open {
         Some(removed)
     }
 
-    fn clear(&mut self) -> Vec<OpenFile> {
+    /// Closes all files, under the lock: another thread that has run out too finds descriptors once it has it.
+    fn clear(&mut self) {
         self.places.fill(None);
-        std::mem::take(&mut self.files)
+        self.files.clear();
     }
 }
 

@@ -1,5 +1,6 @@
-//! Models of what threads may do to the pool at the same time. The checker runs each in every order that matters; it finds
-//! two who touch a page without order between them, a wake-up that is lost (as a deadlock), and what is never dropped.
+//! Models of what threads may do to the pool at the same time. The checker runs each in every order that matters; it
+//! finds two who touch a page without order between them, a wake-up that is lost (as a deadlock), and what is never
+//! dropped.
 
 use std::future::poll_fn;
 use std::pin::pin;

@@ -33,9 +33,9 @@ impl Lease {
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         let view = &self.view;
         view.slab.memory().writes(view.start, view.len);
-        // SAFETY: `start..start + len` lies within the frames that this lease's slot holds; no other lease holds them, no
-        // view but the private one exists, and `&mut self` excludes any other access for the slice's lifetime. The bytes
-        // are initialised: the mapping was zeroed.
+        // SAFETY: `start..start + len` lies within the frames that this lease's slot holds; no other lease holds
+        // them, no view but the private one exists, and `&mut self` excludes any other access for the slice's
+        // lifetime. The bytes are initialised: the mapping was zeroed.
         unsafe { std::slice::from_raw_parts_mut(view.pointer().as_ptr(), view.len) }
     }
 
@@ -111,8 +111,8 @@ impl fmt::Debug for Quarantined {
     }
 }
 
-/// Shared, read-only use of a frozen lease, or of a part of one. Clones and parts keep the whole lease's memory; dropping
-/// the last gives it back.
+/// Shared, read-only use of a frozen lease, or of a part of one. Clones and parts keep the whole lease's memory;
+/// dropping the last gives it back.
 pub struct View {
     slab: Slab,
     slot: u32,
@@ -157,10 +157,10 @@ impl Deref for View {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         self.slab.memory().reads(self.start, self.len);
-        // SAFETY: the range lies within the frames that this view's slot holds, and they are not given back while this
-        // view counts in its `refs`. A view that others can reach comes from `freeze`, which consumed the lease, so that
-        // nobody can write any more; the one inside a lease is reached only through the lease's own borrow. The bytes are
-        // initialised: the mapping was zeroed.
+        // SAFETY: the range lies within the frames that this view's slot holds, and they are not given back while
+        // this view counts in its `refs`. A view that others can reach comes from `freeze`, which consumed the lease,
+        // so that nobody can write any more; the one inside a lease is reached only through the lease's own borrow.
+        // The bytes are initialised: the mapping was zeroed.
         unsafe { std::slice::from_raw_parts(self.pointer().as_ptr(), self.len) }
     }
 }

@@ -1,5 +1,5 @@
-//! Stands in for `region` under the model checker: ordinary memory, and for each page a cell that the checker watches, so
-//! that two who touch a page without one happening before the other are found.
+//! Stands in for `region` under the model checker: ordinary memory, and for each page a cell that the checker
+//! watches, so that two who touch a page without one happening before the other are found.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};

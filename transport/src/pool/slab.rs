@@ -188,9 +188,9 @@ impl Slab {
         Some(Lease::new(self.clone(), slot, first * inner.frame, len))
     }
 
-    /// Ready when memory has come back since `seen` was last updated by this call; else the waker is kept and woken when
-    /// it does. Start with `seen` = 0; call it again after each failed [`try_lease`](Slab::try_lease): what comes back
-    /// between the two is then noticed. It may be ready although nothing that helps came back.
+    /// Ready when memory has come back since `seen` was last updated by this call; else the waker is kept and woken
+    /// when it does. Start with `seen` = 0; call it again after each failed [`try_lease`](Slab::try_lease): what
+    /// comes back between the two is then noticed. It may be ready although nothing that helps came back.
     ///
     /// A waker is kept until the next return, whatever becomes of its task: this is for the few long-lived tasks that
     /// drive something. Whoever waits for one lease uses [`lease`](Slab::lease).

@@ -33,7 +33,10 @@ fn naive_longest(model: &[bool]) -> usize {
 
 proptest! {
     #[test]
-    fn extents_are_a_first_fit_over_bools(frames in 1usize..300, steps in prop::collection::vec((any::<bool>(), 1usize..90), 1..120)) {
+    fn extents_are_a_first_fit_over_bools(
+        frames in 1usize..300,
+        steps in prop::collection::vec((any::<bool>(), 1usize..90), 1..120),
+    ) {
         let mut extents = Extents::new(frames);
         let mut model = vec![false; frames];
         let mut taken: Vec<(usize, usize)> = Vec::new();
