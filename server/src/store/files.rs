@@ -50,8 +50,10 @@ impl Files {
         let indexed = &self.shards[shard as usize];
         let opened = match open(indexed) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
-                // Others in the process have taken all descriptors: these are the ones we can do without.
-                self.lock().clear();
+                // Others in the process have taken all descriptors: these are the ones we can do without. Under the
+                // lock, or other readers might use them up before this one gets one.
+                let mut cache = self.lock();
+                cache.clear();
                 open(indexed)
             }
             other => other,
@@ -131,7 +133,7 @@ impl Open {
         Some(removed)
     }
 
-    /// Closes all files, under the lock: another thread that has run out too finds descriptors once it has it.
+    /// Closes all files that nobody reads from.
     fn clear(&mut self) {
         self.places.fill(None);
         self.files.clear();
