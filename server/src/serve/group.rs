@@ -14,8 +14,9 @@ use super::pump::{Batch, Source};
 use super::read::{Piece, Reader, Stop};
 use crate::catalog::Extent;
 
-/// The most entries in a batch: bounds what a batch costs beside its payload.
-const MAX_ENTRIES: usize = 1024;
+/// The most entries in a batch: bounds what a batch costs beside its payload. Few enough that between neighbours in a
+/// tar, a header and padding apart, there is room in a chunk to read along what lies between.
+const MAX_ENTRIES: usize = 512;
 /// How many samples are looked up before others get their turn on the thread.
 const TURN: u32 = 256;
 /// What stands in for bytes that could not be read once their entry was announced.
@@ -208,6 +209,7 @@ impl<'a> Group<'a> {
     /// A part could not be read, and `left` bytes of its entry are not sent.
     fn failed(&mut self, part: &Part, left: u64, whole: bool, made: &mut Making) {
         let entry = part.entry;
+        self.reader.metrics.failed_entries.one();
         if !whole {
             // The rest of the entry is at the front, and need not be read.
             if let Some(rest) = self.pending.pop_front() {

@@ -4,17 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use forebay_transport::pool::{Account, Slab};
+use forebay_transport::pool::{Account, Lease, Slab};
 use forebay_transport::wire::MAX_CHUNK;
 
 use super::Served;
 use crate::catalog::Extent;
 use crate::metrics::Metrics;
-use crate::store::{Read, ReadError};
-
-/// Neighbours with no more than this between them are read in one go: tar headers and padding lie between the fields of
-/// a sample, and copying a page or two costs less than asking again.
-const MAX_GAP: u64 = 8 << 10;
+use crate::store::{DEFAULT_GAP, Read, ReadError, coalesce};
 
 /// Why an answer cannot go on.
 #[derive(Debug)]
@@ -94,41 +90,58 @@ impl Reader {
     /// Reads all pieces, which have no more than a chunk's bytes together, and sets where each is. Those that storage
     /// cannot give are marked, the others are good.
     pub async fn read(&self, pieces: &mut [Piece]) -> Result<Bytes, Stop> {
-        let (reads, len) = lay_out(pieces, self.chunk);
+        let (reads, len) = self.lay_out(pieces, self.chunk)?;
         if len == 0 {
             return Ok(Bytes::new());
         }
         self.waits_for_memory.store(true, Ordering::Relaxed);
         let lease = self.slab.lease(&self.account, len).await;
         self.waits_for_memory.store(false, Ordering::Relaxed);
-        self.metrics.bytes_read.add(reads.iter().map(|read| read.len as u64).sum());
-        let done = self.served.store.read(reads, lease).await;
-        let mut lease = done.lease;
-        match done.result {
-            Ok(()) => {}
-            Err(ReadError::Io { .. }) if pieces.len() > 1 => {
-                // Which of them is it? Each by itself, into its own place.
-                for piece in pieces.iter_mut().filter(|piece| piece.len > 0) {
-                    let Piece { shard, offset, len, at, .. } = *piece;
-                    let done = self.served.store.read(vec![Read { shard, offset, len, at }], lease).await;
-                    lease = done.lease;
-                    piece.failed = self.failure(done.result)?;
-                }
+        let (mut lease, result) = self.fill(reads, lease).await;
+        if !self.failed(result)? {
+            self.check()?;
+            return Ok(lease.freeze().into_bytes());
+        }
+        let single = pieces.len() == 1;
+        for piece in pieces.iter_mut().filter(|piece| piece.len > 0) {
+            if single {
+                piece.failed = true;
+                break;
             }
-            result => pieces[0].failed = self.failure(result)?,
+            // Which of them is it? Each by itself.
+            let Piece { shard, offset, len, .. } = *piece;
+            let result;
+            (lease, result) = self.fill(vec![Read { shard, offset, len, at: 0 }], lease).await;
+            piece.failed = self.failed(result)?;
+        }
+        // A failure leaves nothing in the lease that may be used: the good ones are read again, together.
+        let (reads, _) = self.lay_out(pieces, lease.len())?;
+        let (lease, result) = self.fill(reads, lease).await;
+        if self.failed(result)? {
+            pieces.iter_mut().for_each(|piece| piece.failed |= piece.len > 0);
         }
         // Found out by somebody else meanwhile.
         self.check()?;
         Ok(lease.freeze().into_bytes())
     }
 
-    /// Whether only this read failed; an error when nothing can go on.
-    fn failure(&self, result: Result<(), ReadError>) -> Result<bool, Stop> {
+    async fn fill(&self, reads: Vec<Read>, lease: Lease) -> (Lease, Result<(), ReadError>) {
+        self.metrics.bytes_read.add(reads.iter().map(|read| read.len as u64).sum());
+        let done = self.served.store.read(reads, lease).await;
+        (done.lease, done.result)
+    }
+
+    fn lay_out(&self, pieces: &mut [Piece], limit: usize) -> Result<(Vec<Read>, usize), Stop> {
+        // Sums of what the index says: within its shards, unless the index is damaged.
+        lay_out(pieces, limit).ok_or_else(|| Stop::Internal("the index places fields beyond any shard".into()))
+    }
+
+    /// Whether storage failed at this; an error when nothing can go on.
+    fn failed(&self, result: Result<(), ReadError>) -> Result<bool, Stop> {
         match result {
             Ok(()) => Ok(false),
             Err(error @ ReadError::Io { .. }) => {
                 tracing::warn!(dataset = self.served.dataset.name(), %error, "storage failed");
-                self.metrics.failed_entries.one();
                 Ok(true)
             }
             Err(error @ ReadError::Changed { .. }) => Err(Stop::Changed(error.to_string())),
@@ -137,33 +150,25 @@ impl Reader {
     }
 }
 
-/// Says where in a lease each piece goes, and what to read: neighbours together, as long as what lies between them fits
-/// `limit` as well. Returns the reads and the lease's length.
-fn lay_out(pieces: &mut [Piece], limit: usize) -> (Vec<Read>, usize) {
-    let mut order: Vec<usize> = (0..pieces.len()).filter(|&index| pieces[index].len > 0).collect();
+/// Says where in a lease each piece goes that has not failed, and what to read. What lies between neighbours is read
+/// along as far as all of it fits `limit`. Returns the reads and the lease's length; `None` when sums overflow.
+fn lay_out(pieces: &mut [Piece], limit: usize) -> Option<(Vec<Read>, usize)> {
+    let wanted = |piece: &Piece| piece.len > 0 && !piece.failed;
+    let mut order: Vec<usize> = (0..pieces.len()).filter(|&index| wanted(&pieces[index])).collect();
     order.sort_unstable_by_key(|&index| (pieces[index].shard, pieces[index].offset));
-    let wanted: usize = pieces.iter().map(|piece| piece.len).sum();
-    let mut slack = limit.saturating_sub(wanted) as u64;
-    let (mut reads, mut end) = (Vec::<Read>::new(), 0);
-    for piece in order {
-        let piece = &mut pieces[piece];
-        if let Some(last) = reads.last_mut().filter(|last| last.shard == piece.shard) {
-            // In the order of offsets, so that the difference is one.
-            let from = piece.offset - last.offset;
-            let gap = from.saturating_sub(last.len as u64);
-            if gap <= MAX_GAP.min(slack) {
-                slack -= gap;
-                piece.at = last.at + from as usize;
-                last.len = last.len.max(from as usize + piece.len);
-                end = last.at + last.len;
-                continue;
-            }
-        }
-        piece.at = end;
-        reads.push(Read { shard: piece.shard, offset: piece.offset, len: piece.len, at: end });
-        end += piece.len;
+    let extent = |&index: &usize| {
+        let Piece { shard, offset, len, .. } = pieces[index];
+        Extent { shard, offset, len: len as u64, crc: None }
+    };
+    let extents: Vec<Extent> = order.iter().map(extent).collect();
+    let sum = extents.iter().map(|extent| extent.len).sum();
+    let spare = (limit as u64).saturating_sub(sum) / extents.len().max(1) as u64;
+    let (mut reads, mut places) = (Vec::new(), Vec::new());
+    let len = coalesce(&extents, spare.min(DEFAULT_GAP), &mut reads, &mut places)?;
+    for (index, at) in order.into_iter().zip(places) {
+        pieces[index].at = at;
     }
-    (reads, end)
+    Some((reads, len))
 }
 
 #[cfg(test)]
@@ -180,7 +185,7 @@ mod tests {
     fn neighbours_are_read_in_one_go() {
         let mut pieces =
             [piece(0, 2048, 100), piece(0, 512, 1000), piece(1, 600, 5), piece(0, 512, 10), piece(0, 1, 0)];
-        let (reads, len) = lay_out(&mut pieces, 1 << 20);
+        let (reads, len) = lay_out(&mut pieces, 1 << 20).unwrap();
         let read = |shard, offset, len, at| Read { shard, offset, len, at };
         assert_eq!(reads, [read(0, 512, 1636, 0), read(1, 600, 5, 1636)]);
         assert_eq!(len, 1641);
@@ -189,12 +194,13 @@ mod tests {
 
     #[test]
     fn what_lies_far_apart_is_not() {
-        let mut pieces = [piece(0, 0, 10), piece(0, 10 + MAX_GAP + 1, 10)];
-        assert_eq!(lay_out(&mut pieces, 1 << 20).0.len(), 2);
+        let mut pieces = [piece(0, 0, 10), piece(0, 10 + DEFAULT_GAP + 1, 10)];
+        let reads = |pieces: &mut [Piece], limit| lay_out(pieces, limit).unwrap().0.len();
+        assert_eq!(reads(&mut pieces, 1 << 20), 2);
         pieces[1].offset -= 1;
-        assert_eq!(lay_out(&mut pieces, 1 << 20).0.len(), 1);
+        assert_eq!(reads(&mut pieces, 1 << 20), 1);
         // Nor where the chunk has no room for what lies between.
-        assert_eq!(lay_out(&mut pieces, 100).0.len(), 2);
+        assert_eq!(reads(&mut pieces, 100), 2);
     }
 
     proptest! {
@@ -207,7 +213,7 @@ mod tests {
             let byte = |shard: u32, offset: u64| (offset * 31 + u64::from(shard) * 7 + offset / 256) as u8;
             let mut pieces: Vec<Piece> = wanted.iter().map(|&(shard, offset, len)| piece(shard, offset, len)).collect();
             let limit = wanted.iter().map(|&(_, _, len)| len).sum::<usize>() + extra;
-            let (reads, len) = lay_out(&mut pieces, limit);
+            let (reads, len) = lay_out(&mut pieces, limit).unwrap();
             prop_assert!(len <= limit);
             let mut lease = vec![None; len];
             for read in reads {

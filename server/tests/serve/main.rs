@@ -1,0 +1,7 @@
+//! The service over real tars, a real index and a real store; only the network is made up.
+
+mod documents;
+mod faults;
+mod groups;
+mod memory;
+mod world;
