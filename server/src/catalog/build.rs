@@ -1,5 +1,6 @@
 //! Building the index: each shard is read once, front to back, and only if it is not known already.
 
+mod error;
 mod shard;
 
 use std::collections::HashMap;
@@ -10,9 +11,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+pub use self::error::{BuildError, Damage};
 use super::index::{BuildLock, Contents, Index, IndexError, IndexWriter, LockError, WrittenField, WrittenShard};
 use super::{Dataset, Identity, ShardFile, SourceFile};
-use crate::format::FormatError;
 use crate::format::webdataset::{FIELD_LIMIT, ShardSamples};
 
 /// What to index, and how.
@@ -22,7 +23,7 @@ pub struct BuildRequest {
     pub name: String,
     /// The shards, in order: see [`resolve`](super::resolve).
     pub sources: Vec<SourceFile>,
-    /// The index file, see [`index_path`](super::index_path). Its folder is made if it is missing; it is never the data's.
+    /// The index file. Its folder is made if it is missing; it is never the data's.
     pub index: PathBuf,
     /// Threads that read shards. Default: as many as there are cores. Each holds a buffer of 2 MiB and one shard's records.
     pub threads: usize,
@@ -60,14 +61,6 @@ pub struct Monitor<'a> {
     pub cancel: &'a AtomicBool,
 }
 
-/// One damaged shard.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("shard {shard}: {error}")]
-pub struct Damage {
-    pub shard: String,
-    pub error: FormatError,
-}
-
 /// A dataset ready to be served, and what it took.
 #[derive(Debug)]
 pub struct Built {
@@ -78,45 +71,6 @@ pub struct Built {
     pub skipped: Vec<Damage>,
     /// Why an earlier index was thrown away, if one was.
     pub discarded: Option<String>,
-}
-
-/// Why there is no index.
-///
-/// What was learnt of intact shards is kept in the index all the same, so that the next build does not read them again.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BuildError {
-    #[error("dataset {dataset}: indexing was cancelled")]
-    Cancelled { dataset: String },
-    /// In the dataset's order; never empty.
-    #[error("dataset {dataset}: {}", list(damage))]
-    Damaged { dataset: String, damage: Vec<Damage> },
-    #[error("dataset {dataset}: cannot read shard {shard} at byte {offset}: {source}")]
-    Read { dataset: String, shard: String, offset: u64, source: io::Error },
-    #[error("dataset {dataset}: shard {shard} changed while it was being indexed")]
-    Changed { dataset: String, shard: String },
-    #[error("dataset {dataset}: more than {limit} different field names, with those of shard {shard}")]
-    TooManyFields { dataset: String, shard: String, limit: usize },
-    #[error("dataset {dataset}: cannot write its index {path}: {source}")]
-    Write { dataset: String, path: PathBuf, source: io::Error },
-    #[error("dataset {dataset}: cannot read its index {path}: {source}")]
-    Open { dataset: String, path: PathBuf, source: io::Error },
-    #[error(
-        "dataset {dataset}: its index {path} has format {format}, which a newer program wrote; use that one, or another state \
-         folder"
-    )]
-    Future { dataset: String, path: PathBuf, format: u32 },
-    #[error("dataset {dataset}: cannot lock its index {path}: {error}")]
-    Locked { dataset: String, path: PathBuf, error: LockError },
-}
-
-fn list(damage: &[Damage]) -> String {
-    const NAMED: usize = 3;
-    let mut text = damage.iter().take(NAMED).map(Damage::to_string).collect::<Vec<_>>().join("; ");
-    if damage.len() > NAMED {
-        text.push_str(&format!("; and {} damaged shards more", damage.len() - NAMED));
-    }
-    text
 }
 
 /// Makes the index of a dataset, reading only the shards that an earlier index does not know, and opens it.

@@ -10,20 +10,13 @@ mod fingerprint;
 mod index;
 mod source;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 pub use build::{BuildError, BuildRequest, Built, Damage, Monitor, Progress, build};
 pub use dataset::{CatalogError, Dataset, FieldStats, Sample, SampleExtent, Shard};
 pub use fingerprint::Fingerprint;
 pub use index::{FORMAT, LockError};
 pub use source::{SourceError, SourceFile, resolve};
-
-/// Where the index of a dataset lies in a server's state folder.
-///
-/// The name is the caller's to check: it must be one path component.
-pub fn index_path(state_dir: &Path, dataset: &str) -> PathBuf {
-    state_dir.join("index").join(format!("{dataset}.idx"))
-}
 
 /// What tells that a file on disk is still the one that was indexed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -251,11 +251,11 @@ fn range(inner: &str) -> Result<Option<Vec<String>>, TooMany> {
         }
         _ => return Ok(None),
     };
-    let count = begin.abs_diff(end) / step + 1;
-    if count > LIMIT as u64 {
+    let steps = begin.abs_diff(end) / step;
+    if steps >= LIMIT as u64 {
         return Err(TooMany);
     }
-    let parts = (0..count).map(|i| {
+    let parts = (0..=steps).map(|i| {
         let value = if begin <= end { begin + i * step } else { begin - i * step };
         match width {
             Some(width) => format!("{value:0width$}"),

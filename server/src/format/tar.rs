@@ -461,3 +461,6 @@ fn decimal(digits: &[u8]) -> Option<u64> {
         value.checked_mul(10)?.checked_add(digit)
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -191,3 +191,6 @@ fn split(name: &[u8]) -> Option<(&[u8], &[u8])> {
     };
     clear.then(|| (&name[..dot], &name[dot + 1..]))
 }
+
+#[cfg(test)]
+mod tests;

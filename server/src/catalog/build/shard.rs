@@ -57,13 +57,13 @@ pub(super) fn read(shard: &ShardFile, mut more: impl FnMut(u64) -> bool) -> Resu
         if offset > shard.identity.size {
             return Err(ReadError::Changed);
         }
-        hasher.update(bytes);
-        if let Err(error) = tar.push(bytes, |member| grouper.push(member)) {
-            break Err(error);
-        }
         if !more(bytes.len() as u64) {
             return Err(ReadError::Stopped);
         }
+        if let Err(error) = tar.push(bytes, |member| grouper.push(member)) {
+            break Err(error);
+        }
+        hasher.update(bytes);
     };
     // Both the file that was read and the one that has the name now.
     let now = [file.metadata(), fs::metadata(&shard.path)];

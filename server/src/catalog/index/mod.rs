@@ -382,3 +382,6 @@ fn read_fields(table: &[u8], strings: &[u8]) -> Result<Vec<IndexedField>, IndexE
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests;

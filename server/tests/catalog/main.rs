@@ -1,0 +1,6 @@
+//! The catalog as a server uses it: shards on disk in, an open dataset out.
+
+mod building;
+mod content;
+mod processes;
+mod support;
