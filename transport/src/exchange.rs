@@ -72,9 +72,8 @@ impl Request {
 }
 
 /// Where a request's body is.
-#[allow(dead_code)]
 pub(crate) enum Body {
-    H3(h3::Incoming),
+    H3(Box<h3::Incoming>),
     Memory(memory::Incoming),
 }
 
@@ -220,9 +219,8 @@ impl BodyWriter {
 }
 
 /// Where an answer goes.
-#[allow(dead_code)]
 pub(crate) enum Outgoing {
-    H3(h3::Outgoing),
+    H3(Box<h3::Outgoing>),
     Memory(memory::Outgoing),
 }
 

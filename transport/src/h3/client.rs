@@ -1,84 +1,55 @@
 //! Connects, asks, and is a link.
 
+use std::fmt;
 use std::net::SocketAddr;
-use std::task::{Context, Poll};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use http::{HeaderMap, StatusCode};
+use bytes::{Bytes, BytesMut};
+use h3::ConnectionState;
+use h3::error::{Code, StreamError};
+use http::{HeaderMap, Method, StatusCode};
+use tokio::time::timeout;
 
-use super::endpoint::TransportConfig;
-use super::tls::{Fingerprint, TlsError, Trust};
-use crate::link::{Completion, Fetch, Link, LinkStats, Tag};
-use crate::pool::Claim;
+use super::frames::frame_data;
+use super::quic::{self, Fault, RecvHalf, var_int};
+use super::tls::Fingerprint;
 
-/// How a client connects.
-#[derive(Clone, Debug)]
-pub struct ConnectConfig {
-    pub trust: Trust,
-    pub transport: TransportConfig,
-    /// How long connecting may take, over all addresses of the host. Default 10 s.
-    pub timeout: Duration,
-}
+mod connect;
+mod link;
 
-impl Default for ConnectConfig {
-    fn default() -> ConnectConfig {
-        ConnectConfig { trust: Trust::System, transport: TransportConfig::client(), timeout: Duration::from_secs(10) }
-    }
-}
+pub use connect::{ConnectConfig, ConnectError, Connector};
+pub use link::{DEFAULT_WINDOW, H3Link};
 
-/// Why there is no connection.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConnectError {
-    #[error(transparent)]
-    Tls(#[from] TlsError),
-    #[error("cannot find the address of {host}: {reason}")]
-    Resolve { host: String, reason: String },
-    #[error(
-        "{host}:{port} ({address}) did not answer within {elapsed:.1?}: nothing listens there, or UDP is blocked on the way"
-    )]
-    Timeout { host: String, port: u16, address: SocketAddr, elapsed: Duration },
-    #[error("{host}:{port} ({address}) refused after {elapsed:.1?}: nothing listens on that UDP port")]
-    Refused { host: String, port: u16, address: SocketAddr, elapsed: Duration },
-    #[error(
-        "{host}:{port} ({address}) presented a certificate that is not trusted: {reason}. If it is the right one, trust it with --trust {presented}"
-    )]
-    Untrusted { host: String, port: u16, address: SocketAddr, reason: String, presented: Fingerprint },
-    #[error("{host}:{port} ({address}) failed after {elapsed:.1?}: {reason}")]
-    Failed { host: String, port: u16, address: SocketAddr, elapsed: Duration, reason: String },
-}
+/// The most bytes that an answer's head may have.
+const MAX_HEAD: usize = 64 << 10;
 
-/// Makes connections.
-#[derive(Clone, Debug)]
-pub struct Connector {
-    config: ConnectConfig,
-}
-
-impl Connector {
-    /// Reads what the configuration names (the authorities' file, the system's authorities).
-    pub fn new(config: ConnectConfig) -> Result<Connector, TlsError> {
-        Ok(Connector { config })
-    }
-
-    /// What each connection may hold in memory besides the pool.
-    pub fn claims(&self) -> Vec<Claim> {
-        let _ = &self.config;
-        Vec::new()
-    }
-
-    /// Connects to whichever of the host's addresses answers first. Must be called within a tokio runtime.
-    pub async fn connect(&self, host: &str, port: u16) -> Result<Connection, ConnectError> {
-        Err(ConnectError::Resolve { host: host.to_owned(), reason: format!("port {port}") })
-    }
-}
+type Sender = h3::client::SendRequest<quic::OpenStreams, Bytes>;
 
 /// One connection to a server. Cloning makes another handle; dropping the last closes it.
-#[derive(Clone, Debug)]
-pub struct Connection {}
+#[derive(Clone)]
+pub struct Connection {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    conn: quinn::Connection,
+    endpoint: quinn::Endpoint,
+    sender: Mutex<Sender>,
+    registry: quic::Registry,
+    /// Host and port, as a request names them.
+    authority: String,
+    presented: Fingerprint,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.conn.close(var_int(Code::H3_NO_ERROR), b"");
+    }
+}
 
 /// What a server answered.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Answer {
     pub status: StatusCode,
     pub headers: HeaderMap,
@@ -119,50 +90,164 @@ impl Default for AskLimits {
 impl Connection {
     /// The answer to `GET path`, whatever its status.
     pub async fn get(&self, path: &str, limits: AskLimits) -> Result<Answer, AskError> {
-        Err(AskError::Timeout { path: path.to_owned(), elapsed: limits.time })
+        self.ask(Method::GET, path, HeaderMap::new(), Bytes::new(), limits).await
     }
 
-    /// A link that carries up to `window` operations at once over this connection.
+    /// The answer to any request, whatever its status.
+    pub async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        headers: HeaderMap,
+        body: Bytes,
+        limits: AskLimits,
+    ) -> Result<Answer, AskError> {
+        let started = Instant::now();
+        let asking = async {
+            let (head, mut recv) = self.call(method, path, headers, body).await?;
+            let mut body = BytesMut::new();
+            while let Some(bytes) = recv.data().await.map_err(|fault| self.fault(fault))? {
+                if bytes.len() > limits.body - body.len() {
+                    return Ok(Err(AskError::TooLarge { path: path.to_owned(), limit: limits.body }));
+                }
+                body.extend_from_slice(&bytes);
+            }
+            let (parts, ()) = head.into_parts();
+            Ok(Ok(Answer { status: parts.status, headers: parts.headers, body: body.freeze() }))
+        };
+        let path = path.to_owned();
+        match timeout(limits.time, asking).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(CallError::Closed(reason))) => Err(AskError::Closed { path, reason }),
+            Ok(Err(CallError::Reset(code))) => Err(AskError::Reset { path, reason: code.to_string() }),
+            Ok(Err(CallError::Protocol(reason))) => Err(AskError::Protocol { path, reason }),
+            Err(_) => Err(AskError::Timeout { path, elapsed: started.elapsed() }),
+        }
+    }
+
+    /// A link that carries up to `window` operations at once over this connection. A server allows so many streams and
+    /// no more (ours: 256): operations beyond wait for one, within their deadlines. Must be called within a tokio runtime,
+    /// whose tasks carry the operations.
     pub fn link(&self, window: usize) -> H3Link {
-        let _ = window;
-        H3Link {}
+        H3Link::new(self.clone(), window)
     }
 
     /// Smoothed round-trip time.
     pub fn rtt(&self) -> Duration {
-        Duration::ZERO
+        self.inner.conn.rtt()
     }
 
+    /// Where the server is.
+    pub fn peer(&self) -> SocketAddr {
+        self.inner.conn.remote_address()
+    }
+
+    /// Of the certificate that the server presented.
+    pub fn presented(&self) -> Fingerprint {
+        self.inner.presented
+    }
+
+    /// Whether it takes new requests: it is open, and the server has not said that it goes.
     pub fn is_alive(&self) -> bool {
-        false
+        !self.sender(|sender| sender.is_closing()) && self.inner.conn.close_reason().is_none()
     }
 
     /// Closes at once: what is in flight ends with an error.
-    pub fn close(&self) {}
+    pub fn close(&self) {
+        self.inner.conn.close(var_int(Code::H3_NO_ERROR), b"");
+    }
+
+    /// Waits until the server has been told of a [`close`](Connection::close), one second at most. For programs about to
+    /// end.
+    pub async fn closed(&self) {
+        let _ = timeout(Duration::from_secs(1), self.inner.endpoint.wait_idle()).await;
+    }
+
+    fn sender<T>(&self, use_it: impl FnOnce(&mut Sender) -> T) -> T {
+        use_it(&mut self.inner.sender.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
+    }
+
+    /// Sends a request, and reads the answer's head. Dropped half-way, it cancels the request.
+    async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        headers: HeaderMap,
+        body: Bytes,
+    ) -> Result<(http::Response<()>, Box<RecvHalf>), CallError> {
+        let uri = http::Uri::builder().scheme("https").authority(self.inner.authority.as_str()).path_and_query(path);
+        let uri = uri.build().map_err(|error| CallError::Protocol(error.to_string()))?;
+        let mut request = http::Request::new(());
+        (*request.method_mut(), *request.uri_mut(), *request.headers_mut()) = (method, uri, headers);
+        if !body.is_empty() {
+            request.headers_mut().insert(http::header::CONTENT_LENGTH, body.len().into());
+        }
+        let mut sender = self.sender(|sender| sender.clone());
+        let mut stream = sender.send_request(request).await.map_err(|error| self.error(error))?;
+        let past = || CallError::Protocol("the stream's halves are not where they were put".to_owned());
+        let cell = self.inner.registry.take(stream.id()).ok_or_else(past)?;
+        let mut send = cell.take_send().ok_or_else(past)?;
+        let mut framed = Vec::new();
+        frame_data(&mut [body], &mut BytesMut::new(), &mut framed);
+        let mut rest = framed.as_mut_slice();
+        while !rest.is_empty() {
+            match send.write(rest).await {
+                Ok(through) => rest = &mut rest[through..],
+                // A server may answer before it has the whole request, and not want the rest of it.
+                Err(quinn::WriteError::Stopped(_)) => break,
+                Err(error) => return Err(self.lost(&error)),
+            }
+        }
+        let _ = send.finish();
+        drop(send);
+        loop {
+            let head = stream.recv_response().await.map_err(|error| self.error(error))?;
+            if !head.status().is_informational() {
+                return Ok((head, cell.take_recv().ok_or_else(past)?));
+            }
+            cell.expect_head();
+        }
+    }
+
+    fn error(&self, error: StreamError) -> CallError {
+        match error {
+            StreamError::RemoteTerminate { code } => CallError::Reset(code),
+            StreamError::RemoteClosing => CallError::Closed("the server is going away".to_owned()),
+            StreamError::ConnectionError(error) => self.lost(&error),
+            _ if self.inner.conn.close_reason().is_some() => self.lost(&error),
+            other => CallError::Protocol(other.to_string()),
+        }
+    }
+
+    fn fault(&self, fault: Fault) -> CallError {
+        match fault {
+            Fault::Reset(code) => CallError::Reset(Code::from(code)),
+            Fault::Lost(error) => self.lost(&error),
+            Fault::Violation(code, reason) => {
+                self.inner.conn.close(var_int(code), reason.as_bytes());
+                CallError::Protocol(reason.to_owned())
+            }
+        }
+    }
+
+    fn lost(&self, error: &dyn fmt::Display) -> CallError {
+        CallError::Closed(match self.inner.conn.close_reason() {
+            Some(quinn::ConnectionError::TimedOut) => "nothing was heard from the server any more".to_owned(),
+            Some(reason) => reason.to_string(),
+            None => error.to_string(),
+        })
+    }
 }
 
-/// An HTTP/3 connection as a [`Link`].
-#[derive(Debug)]
-pub struct H3Link {}
-
-impl Link for H3Link {
-    fn submit(&mut self, fetch: Fetch) -> Result<(), Fetch> {
-        Err(fetch)
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("authority", &self.inner.authority).field("peer", &self.peer()).finish()
     }
+}
 
-    fn flush(&mut self) {}
-
-    fn cancel(&mut self, _tag: Tag) {}
-
-    fn poll(&mut self, _cx: &mut Context<'_>) -> Poll<Completion> {
-        Poll::Pending
-    }
-
-    fn is_alive(&self) -> bool {
-        false
-    }
-
-    fn stats(&self) -> LinkStats {
-        LinkStats::default()
-    }
+/// Why a request failed, without saying which.
+enum CallError {
+    Closed(String),
+    Reset(Code),
+    Protocol(String),
 }

@@ -1,6 +1,17 @@
 //! Sockets, windows, congestion control, and what all that may hold in memory.
 
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+
+use quinn::congestion::{BbrConfig, CubicConfig};
+use quinn::{AsyncUdpSocket, IdleTimeout, MtuDiscoveryConfig, VarInt};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::socket::Clamped;
+use crate::pool::Claim;
 
 /// How a sender finds out how fast it may send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -64,5 +75,149 @@ impl TransportConfig {
             idle_timeout: Duration::from_secs(30),
             offload: true,
         }
+    }
+}
+
+impl Congestion {
+    /// What `Auto` means towards `peer`.
+    fn towards(self, peer: SocketAddr) -> Congestion {
+        match self {
+            Congestion::Auto if peer.ip().to_canonical().is_loopback() => Congestion::Cubic,
+            Congestion::Auto => Congestion::Bbr,
+            chosen => chosen,
+        }
+    }
+}
+
+impl TransportConfig {
+    /// What quinn is to be told for a connection with `peer`. `streams` is how many requests the peer may have open.
+    pub(super) fn quinn(&self, peer: SocketAddr, streams: u32) -> Arc<quinn::TransportConfig> {
+        let window = |bytes: u64| VarInt::from_u64(bytes).unwrap_or(VarInt::MAX);
+        let mut config = quinn::TransportConfig::default();
+        config
+            .receive_window(window(self.receive_window))
+            // One large answer may use all of it: those who ask bound what they ask for.
+            .stream_receive_window(window(self.receive_window))
+            .send_window(self.send_window)
+            .max_concurrent_bidi_streams(streams.into())
+            .max_concurrent_uni_streams(UNI_STREAMS.into())
+            .datagram_receive_buffer_size(None)
+            .enable_segmentation_offload(self.offload)
+            .keep_alive_interval(Some(self.keep_alive))
+            .max_idle_timeout(Some(IdleTimeout::try_from(self.idle_timeout).unwrap_or(VarInt::MAX.into())));
+        let mut discovery = MtuDiscoveryConfig::default();
+        discovery.upper_bound(self.max_mtu);
+        config.mtu_discovery_config(Some(discovery));
+        match self.congestion.towards(peer) {
+            Congestion::Bbr => {
+                let mut bbr = BbrConfig::default();
+                bbr.initial_window(self.initial_window);
+                config.congestion_controller_factory(Arc::new(bbr));
+            }
+            _ => {
+                let mut cubic = CubicConfig::default();
+                cubic.initial_window(self.initial_window);
+                config.congestion_controller_factory(Arc::new(cubic));
+            }
+        }
+        Arc::new(config)
+    }
+
+    /// What one connection may hold in memory besides the pool, at worst: quinn keeps what it received in buffers that may
+    /// be half as large again as what is in them.
+    pub(super) fn receive_bytes(&self) -> u64 {
+        self.receive_window.saturating_add(self.receive_window / 2)
+    }
+
+    /// What one socket holds in memory: the kernel's two buffers and quinn's batch of datagrams.
+    pub(super) fn socket_claim(&self) -> Claim {
+        let batch = self.payload() as u64 * self.segments() as u64 * BATCH;
+        Claim { name: "UDP socket", bytes: 2 * self.socket_buffer as u64 + batch }
+    }
+
+    /// The largest UDP payload we receive.
+    fn payload(&self) -> u16 {
+        self.max_mtu.clamp(1472, 65_527)
+    }
+
+    /// How many datagrams the kernel may join into one: it never gives more than 64 KiB at once.
+    fn segments(&self) -> usize {
+        65_536usize.div_ceil(self.payload().into())
+    }
+}
+
+/// Unidirectional streams a peer may open: control, two of QPACK, and a few without meaning.
+const UNI_STREAMS: u32 = 8;
+/// Datagrams (or joined ones) that quinn receives at once.
+const BATCH: u64 = 32;
+
+/// A bound socket, with buffers as large as the kernel lets them be, as a quinn endpoint.
+/// Must be called within a tokio runtime.
+pub(super) fn endpoint(
+    address: SocketAddr,
+    config: &TransportConfig,
+    server: Option<quinn::ServerConfig>,
+) -> io::Result<quinn::Endpoint> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    if address.is_ipv6() && address.ip().is_unspecified() {
+        // Where the system forbids it, IPv6 alone has to do.
+        let _ = socket.set_only_v6(false);
+    }
+    enlarge(&socket, config.socket_buffer);
+    socket.bind(&address.into())?;
+    let runtime = quinn::default_runtime().ok_or_else(|| io::Error::other("no tokio runtime"))?;
+    let socket: Arc<dyn AsyncUdpSocket> = runtime.wrap_udp_socket(socket.into())?;
+    let socket = Arc::new(Clamped::new(socket, config.segments()));
+    let mut endpoint = quinn::EndpointConfig::default();
+    endpoint.max_udp_payload_size(config.payload()).map_err(io::Error::other)?;
+    quinn::Endpoint::new_with_abstract_socket(endpoint, server, socket, runtime)
+}
+
+/// Asks for large buffers. The kernel may give less: said once.
+fn enlarge(socket: &Socket, wanted: usize) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    // Linux answers with twice what was asked for, of which half is for its own bookkeeping.
+    let share = if cfg!(target_os = "linux") { 2 } else { 1 };
+    let _ = socket.set_recv_buffer_size(wanted);
+    let _ = socket.set_send_buffer_size(wanted);
+    let got = socket.recv_buffer_size().unwrap_or(0).min(socket.send_buffer_size().unwrap_or(0)) / share;
+    if got < wanted && !SAID.swap(true, Ordering::Relaxed) {
+        tracing::warn!(
+            wanted,
+            got,
+            "the kernel gives UDP sockets small buffers, so that packets are lost at high rates; \
+             raise them: sysctl -w net.core.rmem_max={wanted} net.core.wmem_max={wanted}"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn auto_is_cubic_at_home_and_bbr_abroad() {
+        let to = |peer: &str| Congestion::Auto.towards(peer.parse().unwrap());
+        assert_eq!(to("127.0.0.1:1"), Congestion::Cubic);
+        assert_eq!(to("[::1]:1"), Congestion::Cubic);
+        assert_eq!(to("[::ffff:127.0.0.1]:1"), Congestion::Cubic);
+        assert_eq!(to("192.0.2.1:1"), Congestion::Bbr);
+        assert_eq!(Congestion::Cubic.towards("192.0.2.1:1".parse().unwrap()), Congestion::Cubic);
+    }
+
+    #[test]
+    fn a_batch_of_datagrams_holds_what_the_kernel_may_join() {
+        for max_mtu in [1200, 1452, 8952, u16::MAX] {
+            let config = TransportConfig { max_mtu, ..TransportConfig::client() };
+            assert!(config.payload() as usize * config.segments() >= 65_536);
+            assert!(config.socket_claim().bytes < 16 << 20);
+        }
+    }
+
+    #[tokio::test]
+    async fn sockets_get_the_buffers_asked_for() {
+        let config = TransportConfig { socket_buffer: 64 << 10, ..TransportConfig::client() };
+        let endpoint = endpoint("127.0.0.1:0".parse().unwrap(), &config, None).unwrap();
+        assert_ne!(endpoint.local_addr().unwrap().port(), 0);
     }
 }

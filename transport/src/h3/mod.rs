@@ -11,7 +11,10 @@
 
 pub mod client;
 pub mod endpoint;
+mod frames;
+mod quic;
 pub mod server;
+mod socket;
 pub mod tls;
 
 pub use client::{Connection, Connector, H3Link};
