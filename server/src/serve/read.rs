@@ -102,20 +102,21 @@ impl Reader {
             self.check()?;
             return Ok(lease.freeze().into_bytes());
         }
-        let single = pieces.len() == 1;
+        // Which of them is it? Each by itself, unless there is but one.
+        let single = pieces.iter().filter(|piece| piece.len > 0).count() == 1;
         for piece in pieces.iter_mut().filter(|piece| piece.len > 0) {
             if single {
                 piece.failed = true;
                 break;
             }
-            // Which of them is it? Each by itself.
             let Piece { shard, offset, len, .. } = *piece;
             let result;
             (lease, result) = self.fill(vec![Read { shard, offset, len, at: 0 }], lease).await;
             piece.failed = self.failed(result)?;
         }
-        // A failure leaves nothing in the lease that may be used: the good ones are read again, together.
-        let (reads, _) = self.lay_out(pieces, lease.len())?;
+        // A failure leaves nothing in the lease that may be used: the good ones are read again, together, and nothing of
+        // what lies between them: that may be what cannot be read.
+        let (reads, _) = self.lay_out(pieces, 0)?;
         let (lease, result) = self.fill(reads, lease).await;
         if self.failed(result)? {
             pieces.iter_mut().for_each(|piece| piece.failed |= piece.len > 0);

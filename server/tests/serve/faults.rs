@@ -46,6 +46,16 @@ async fn one_unreadable_entry_fails_alone() {
     world.assert_nothing_held().await;
 }
 
+/// Neighbours are read with what lies between them, but do not depend on it.
+#[tokio::test]
+async fn what_nobody_asked_for_may_be_unreadable() {
+    let samples = samples(&[1000, 2000]);
+    // The second sample's header.
+    let world = with_bad_sector(&samples, 1600);
+    let group = world.fetch(&[0, 1], &["bin"], 1 << 20).await;
+    assert_eq!(group.bytes(), [Some(samples[0].1["bin"].as_slice()), Some(samples[1].1["bin"].as_slice())]);
+}
+
 /// Samples of many chunks, unreadable at their beginning, in their middle and in their last chunk: nothing else suffers.
 #[tokio::test]
 async fn a_sample_lost_in_mid_payload_is_taken_back() {

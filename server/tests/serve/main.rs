@@ -4,4 +4,5 @@ mod documents;
 mod faults;
 mod groups;
 mod memory;
+mod random;
 mod world;
