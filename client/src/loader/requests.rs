@@ -44,6 +44,8 @@ impl Machine {
             };
             let head = self.is_head(segment);
             let asked = if head { self.ask_for_head(at, run, out)? } else { self.ask_ahead(at, run, out) };
+            // Room for the head may have been made by packing all of it into one segment.
+            at = at.min(self.ahead.len() - 1);
             match asked {
                 // There may be another run in it.
                 Asked::Yes => {}
