@@ -238,11 +238,15 @@ impl Machine {
             segment.reset(0, 0, 0);
             self.spare_segments.push(segment);
         }
-        // Samples of the head that were not planned yet follow in segments of their own.
-        self.planned = (head.epoch, packed.end());
+        // What of it was not planned yet is asked for with the rest.
+        known &= packed.end() == head.end;
+        let order = self.plan.epoch(head.epoch);
+        for index in packed.end()..head.end {
+            packed.push(order.ordinal(self.plan.position(index)), fields);
+        }
+        self.planned = (head.epoch, head.end);
         packed.asked = true;
         packed.asked_at = asked_at;
-        known &= packed.end() == head.end;
         self.ahead.push_back(packed);
         self.packed = (count + 1, alone && known);
         true

@@ -127,6 +127,9 @@ impl Segment {
     pub fn next_run(&self, most_samples: u64, most_bytes: u64, mean: u64) -> Option<Run> {
         let first = self.slots.iter().position(|slot| slot.state == State::Missing)?;
         let mut run = Run { first, count: 0, known: 0, unknown: 0 };
+        // To pack tightly, all lengths must be known: a request for everything tells those that do not fit.
+        let probe =
+            self.tight && self.slots[first..].iter().any(|slot| slot.state == State::Missing && slot.need == UNKNOWN);
         for slot in &self.slots[first..] {
             let full = run.count as u64 >= most_samples.min(self.run_limit);
             if slot.state != State::Missing || (run.count > 0 && (full || slot.alone)) {
@@ -137,7 +140,7 @@ impl Segment {
             let unknown = run.unknown + u64::from(slot.need == UNKNOWN);
             // A fresh segment was cut to size when it was planned.
             let bytes = if known == 0 { 0 } else { known.saturating_add(unknown.saturating_mul(mean)) };
-            if run.count > 0 && bytes > most_bytes {
+            if run.count > 0 && bytes > most_bytes && !probe {
                 break;
             }
             run = Run { first, count: run.count + 1, known, unknown };

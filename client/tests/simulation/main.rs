@@ -76,7 +76,6 @@ fn every_sabotage_is_noticed() {
         Sabotage::SkipVerification,
         Sabotage::LeakLease,
         Sabotage::ForgetCompletion,
-        Sabotage::IgnoreMemoryReturned,
     ];
     for sabotage in all {
         let noticed = (0..60).filter(|&seed| {
