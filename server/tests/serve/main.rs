@@ -3,6 +3,7 @@
 mod documents;
 mod faults;
 mod groups;
+mod http3;
 mod memory;
 mod random;
 mod world;
