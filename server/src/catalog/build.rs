@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 pub use self::error::{BuildError, Damage};
-use super::index::{BuildLock, Contents, Index, IndexError, IndexWriter, LockError, WrittenField, WrittenShard};
+use super::index::{self, BuildLock, Contents, Index, IndexError, IndexWriter, LockError, WrittenField, WrittenShard};
 use super::{Dataset, Identity, ShardFile, SourceFile};
 use crate::format::webdataset::{FIELD_LIMIT, ShardSamples};
 
@@ -123,9 +123,12 @@ fn reuse(request: &BuildRequest, files: &[ShardFile]) -> Result<Known, BuildErro
             return Err(BuildError::Open { dataset, path, source });
         }
     };
+    if let Some(why) = index::suspicion(&request.index) {
+        return Ok(Known::Some(Some(index), Some(why)));
+    }
     let shards = index.shards().iter().map(|shard| (&shard.name, shard.identity));
     if shards.eq(files.iter().map(|file| (&file.name, file.identity))) {
-        return Ok(Known::All(Dataset::new(&request.name, index, files.to_vec())));
+        return Ok(Known::All(Dataset::new(&request.name, &request.index, index, files.to_vec())));
     }
     Ok(Known::Some(Some(index), None))
 }
@@ -134,7 +137,12 @@ fn reuse(request: &BuildRequest, files: &[ShardFile]) -> Result<Known, BuildErro
 fn files(request: &BuildRequest) -> Result<Vec<ShardFile>, BuildError> {
     let file = |source: &SourceFile| {
         let SourceFile { name, path } = source.clone();
-        match fs::metadata(&path) {
+        let regular = |metadata: fs::Metadata| match metadata.is_file() {
+            true => Ok(metadata),
+            // Opening a pipe would wait for whoever writes to it.
+            false => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")),
+        };
+        match fs::metadata(&path).and_then(regular) {
             Ok(metadata) => Ok(ShardFile { name, path, identity: Identity::of(&metadata) }),
             Err(error) => {
                 Err(BuildError::Read { dataset: request.name.clone(), shard: name, offset: 0, source: error })
@@ -243,8 +251,9 @@ impl<'a> Work<'a> {
         self.each(&new, |at| self.read(at));
         let learnt = lock_of(&self.state).done.iter().any(Option::is_some);
         // Shards that are no longer in the dataset, or are in another order, make another index too.
-        let same =
-            self.old.is_some_and(|old| kept.iter().map(|at| self.known[*at]).eq((0..old.shards().len()).map(Some)));
+        // An index that is not trusted is copied whole, which checks all of it.
+        let same = discarded.is_none()
+            && self.old.is_some_and(|old| kept.iter().map(|at| self.known[*at]).eq((0..old.shards().len()).map(Some)));
         if learnt || !same {
             // Also after a failure: what is known is kept.
             self.each(&kept, |at| self.copy(at));
@@ -272,6 +281,7 @@ impl<'a> Work<'a> {
             }
             let contents = Contents { shards, fields: &fields, bytes, largest_sample };
             writer.finish(contents).map_err(|source| write_error(request, source))?;
+            index::trust(&request.index);
         } else {
             present.extend(kept.iter().map(|at| files[*at].clone()));
             drop(writer);
@@ -292,7 +302,7 @@ impl<'a> Work<'a> {
             path: request.index.clone(),
             source,
         })?;
-        let dataset = Dataset::new(&request.name, index, present);
+        let dataset = Dataset::new(&request.name, &request.index, index, present);
         Ok(Built { dataset, bytes_read, skipped: damage, discarded })
     }
 

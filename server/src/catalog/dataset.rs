@@ -1,5 +1,8 @@
 //! A dataset whose index is open.
 
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use forebay_transport::Version;
 use forebay_transport::link::FieldId;
 use forebay_transport::wire::describe::{
@@ -17,7 +20,7 @@ pub enum CatalogError {
     NoSuchSample { dataset: String, ordinal: u64, samples: u64 },
     #[error("dataset {dataset} has {fields} fields: there is no field {field}")]
     NoSuchField { dataset: String, field: FieldId, fields: usize },
-    /// The index file is damaged; the dataset cannot be served until the index has been built again.
+    /// The index file is damaged. The next build of the dataset knows it, and makes the index anew.
     #[error("dataset {dataset}: {detail}")]
     Damaged { dataset: String, detail: String },
 }
@@ -80,11 +83,15 @@ pub struct Dataset {
     places: Vec<u16>,
     /// The inverse of `places`.
     ids: Vec<FieldId>,
+    /// The index file.
+    path: PathBuf,
+    /// Whether damage was found in it, and noted.
+    noted: AtomicBool,
 }
 
 impl Dataset {
-    /// `files` are the files of the index's shards, in order.
-    pub(super) fn new(name: &str, index: Index, files: Vec<ShardFile>) -> Dataset {
+    /// `path` is where `index` was opened, `files` are the files of its shards, in order.
+    pub(super) fn new(name: &str, path: &Path, index: Index, files: Vec<ShardFile>) -> Dataset {
         debug_assert!(index.shards().iter().map(|shard| &shard.name).eq(files.iter().map(|file| &file.name)));
         let shards = index.shards().iter().zip(files);
         let shards = shards.map(|(shard, file)| Shard {
@@ -105,7 +112,8 @@ impl Dataset {
             FieldStats { name, count, min, max, bytes }
         });
         let fields = fields.collect();
-        Dataset { name: name.to_owned(), index, shards, fields, places, ids }
+        let (path, noted) = (path.to_owned(), AtomicBool::new(false));
+        Dataset { name: name.to_owned(), index, shards, fields, places, ids, path, noted }
     }
 
     pub fn name(&self) -> &str {
@@ -248,6 +256,11 @@ impl Dataset {
 
     #[cold]
     fn damaged(&self, error: IndexError) -> CatalogError {
-        CatalogError::Damaged { dataset: self.name.clone(), detail: error.to_string() }
+        let detail = error.to_string();
+        if !self.noted.swap(true, Ordering::Relaxed) {
+            tracing::error!(dataset = self.name, index = %self.path.display(), detail, "the index is damaged");
+            super::index::suspect(&self.path, &detail);
+        }
+        CatalogError::Damaged { dataset: self.name.clone(), detail }
     }
 }

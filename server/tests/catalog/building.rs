@@ -187,6 +187,9 @@ fn a_shard_that_cannot_be_read_is_an_error_that_names_it() {
     let error = quiet(&request).expect_err("unreadable");
     assert!(matches!(&error, BuildError::Read { shard, offset: 0, .. } if shard == "z.tar"), "{error}");
     request.sources.pop();
+    request.sources.push(SourceFile { name: "z.tar".into(), path: "/dev/null".into() });
+    assert!(quiet(&request).expect_err("no file").to_string().contains("not a regular file"));
+    request.sources.pop();
     assert_eq!(quiet(&request).expect("the others are kept").bytes_read, 0);
     fs::remove_file(path).expect("removed");
     let error = quiet(&request).expect_err("it is gone");
@@ -215,15 +218,23 @@ fn a_damaged_index_is_built_again_and_one_of_the_future_is_not() {
         assert_eq!(fs::read(place.index()).expect("there").len(), good.len());
     }
 
-    // Records damaged: only seen when the next build copies them.
+    // Records damaged: seen when the next build copies them.
     let mut bad = good.clone();
     bad[4096 + 100] ^= 1;
     fs::write(place.index(), &bad).expect("written");
-    assert!(place.build().expect("opens").dataset.sample(0).is_err(), "and reading says so");
     place.put("b.tar", &samples("b", 1, 10));
     let built = place.build().expect("the shards are intact");
     assert!(built.discarded.is_some_and(|why| why.contains("do not match their checksum")));
     assert_eq!(dump(&built.dataset).len(), 21);
+    fs::remove_file(place.data().join("b.tar")).expect("removed");
+    // Or when a sample is asked for: then the next build knows of it, and the one after that has nothing to do.
+    fs::write(place.index(), &bad).expect("written");
+    assert!(place.build().expect("it opens").dataset.sample(0).is_err(), "and reading says so");
+    let built = place.build().expect("the shards are intact");
+    assert!(built.bytes_read > 0 && built.discarded.is_some_and(|why| why.contains("do not match their checksum")));
+    assert_eq!((dump(&built.dataset).len(), built.dataset.version()), (20, before));
+    let built = place.build().expect("the shards are intact");
+    assert_eq!((built.bytes_read, built.discarded), (0, None));
 
     let mut future = good.clone();
     future[8] = 2;

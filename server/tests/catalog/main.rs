@@ -3,4 +3,5 @@
 mod building;
 mod content;
 mod processes;
+mod speed;
 mod support;

@@ -6,6 +6,7 @@
 mod layout;
 mod lock;
 mod os;
+mod suspect;
 mod write;
 
 use std::fs::File;
@@ -25,6 +26,7 @@ use forebay_transport::Version;
 
 pub use self::layout::FORMAT;
 pub use self::lock::{BuildLock, LockError};
+pub use self::suspect::{suspect, suspicion, trust};
 pub use self::write::{Contents, IndexWriter, WrittenField, WrittenShard};
 
 /// Why an index file cannot be used.
