@@ -46,8 +46,8 @@ counters! {
     busy,
     /// Entries that storage could not give.
     failed_entries,
-    /// Answers with a status of 500 and above other than those that count as `busy`, and answers broken off for a fault of
-    /// ours.
+    /// Answers with a status of 500 and above other than those that count as `busy`, and answers broken off for a fault
+    /// of ours.
     failed,
     /// Answers whose client went away or stopped reading.
     abandoned,

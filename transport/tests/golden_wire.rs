@@ -1,5 +1,5 @@
-//! The bytes of wire version 1, kept: what an earlier build wrote, every later one reads, and writes the same as long as
-//! it speaks that version.
+//! The bytes of wire version 1, kept: what an earlier build wrote, every later one reads, and writes the same as long
+//! as it speaks that version.
 
 use std::time::Duration;
 

@@ -301,7 +301,8 @@ impl Service {
         match stop {
             Stop::Changed(why) => {
                 if self.registry.stop(served, why) {
-                    tracing::error!(dataset = name, version = %served.dataset.version(), why, "serves this version no more");
+                    let version = served.dataset.version();
+                    tracing::error!(dataset = name, %version, why, "serves this version no more");
                 }
             }
             Stop::Internal(why) => tracing::error!(dataset = name, why, "cannot answer"),

@@ -114,8 +114,8 @@ impl Reader {
             (lease, result) = self.fill(vec![Read { shard, offset, len, at: 0 }], lease).await;
             piece.failed = self.failed(result)?;
         }
-        // A failure leaves nothing in the lease that may be used: the good ones are read again, together, and nothing of
-        // what lies between them: that may be what cannot be read.
+        // A failure leaves nothing in the lease that may be used: the good ones are read again, together, and nothing
+        // of what lies between them: that may be what cannot be read.
         let (reads, _) = self.lay_out(pieces, 0)?;
         let (lease, result) = self.fill(reads, lease).await;
         if self.failed(result)? {
@@ -225,7 +225,8 @@ mod tests {
             }
             for piece in pieces.iter().filter(|piece| piece.len > 0) {
                 let found = &lease[piece.at..][..piece.len];
-                let matches = |(at, cell): (usize, &Option<u8>)| *cell == Some(byte(piece.shard, piece.offset + at as u64));
+                let is = |at: usize| Some(byte(piece.shard, piece.offset + at as u64));
+                let matches = |(at, cell): (usize, &Option<u8>)| *cell == is(at);
                 prop_assert!(found.iter().enumerate().all(matches));
             }
         }

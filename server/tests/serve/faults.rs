@@ -58,7 +58,7 @@ async fn what_nobody_asked_for_may_be_unreadable() {
     assert_eq!(group.bytes(), expected);
 }
 
-/// Samples of many chunks, unreadable at their beginning, in their middle and in their last chunk: nothing else suffers.
+/// Samples of many chunks, unreadable at their beginning, in their middle and in their last: nothing else suffers.
 #[tokio::test]
 async fn a_sample_lost_in_mid_payload_is_taken_back() {
     let large = (2 << 20) + 1000;

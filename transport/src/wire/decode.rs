@@ -1,5 +1,5 @@
-//! The answer to a fetch, as a client reads it: from pieces of any size, with one copy of the payload, straight to where
-//! it belongs. Nothing that a server says is believed: every byte's place is checked before it is given out.
+//! The answer to a fetch, as a client reads it: from pieces of any size, with one copy of the payload, straight to
+//! where it belongs. Nothing that a server says is believed: every byte's place is checked before it is given out.
 
 use std::collections::BTreeMap;
 
