@@ -42,12 +42,9 @@ impl Client {
         let pool = config.memory / 2;
         let mut ledger = Ledger::new(config.memory);
         ledger.claim("pool", pool)?;
-        let mut transport = TransportConfig::client();
         // What the transport may hold is credit given to the server; it limits a path's speed just as the pool does, so
-        // it gets what is left.
-        let send_window = transport.send_window.min(config.memory / 16);
-        transport.send_window = send_window;
-        transport.receive_window = (config.memory - pool).saturating_sub(send_window).max(1);
+        // it gets all that is left.
+        let transport = TransportConfig::client().within(ledger.remaining());
         let connector =
             Connector::new(ConnectConfig { trust: config.trust, transport, timeout: config.connect_timeout })?;
         for claim in connector.claims() {

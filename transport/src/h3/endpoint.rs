@@ -129,6 +129,18 @@ impl TransportConfig {
         self.receive_window.saturating_add(self.receive_window / 2)
     }
 
+    /// This, with the largest receive window for which all that a client may hold fits in `budget` bytes; never less
+    /// than a megabyte, which may then be more than the budget: whoever keeps the ledger refuses it.
+    pub fn within(self, budget: u64) -> TransportConfig {
+        let send_window = self.send_window.min(budget / 16);
+        let rest = budget.saturating_sub(self.socket_claim().bytes + send_window);
+        let with = |receive_window| TransportConfig { receive_window, send_window, ..self.clone() };
+        // What is held grows with the window by a constant factor.
+        let sample = with(MIN_RECEIVE).receive_bytes();
+        let window = u128::from(rest) * u128::from(MIN_RECEIVE) / u128::from(sample);
+        with(u64::try_from(window).unwrap_or(u64::MAX).max(MIN_RECEIVE))
+    }
+
     /// What one socket holds in memory: the kernel's two buffers and quinn's batch of datagrams.
     pub(super) fn socket_claim(&self) -> Claim {
         let batch = self.payload() as u64 * self.segments() as u64 * BATCH;
@@ -146,6 +158,8 @@ impl TransportConfig {
     }
 }
 
+/// The smallest receive window [`TransportConfig::within`] gives: below it a path crawls.
+const MIN_RECEIVE: u64 = 1 << 20;
 /// Unidirectional streams a peer may open: control, two of QPACK, and a few without meaning.
 const UNI_STREAMS: u32 = 8;
 /// Datagrams (or joined ones) that quinn receives at once.
@@ -212,6 +226,16 @@ mod tests {
             assert!(config.payload() as usize * config.segments() >= 65_536);
             assert!(config.socket_claim().bytes < 16 << 20);
         }
+    }
+
+    #[test]
+    fn a_budget_is_kept_and_used() {
+        for budget in [32u64 << 20, 64 << 20, 256 << 20, 1 << 30, 1 << 36] {
+            let config = TransportConfig::client().within(budget);
+            let held = config.socket_claim().bytes + config.receive_bytes() + config.send_window;
+            assert!(held <= budget && held > budget / 100 * 99, "{held} of {budget}");
+        }
+        assert_eq!(TransportConfig::client().within(0).receive_window, MIN_RECEIVE);
     }
 
     #[tokio::test]
