@@ -208,3 +208,48 @@ impl Drop for Outgoing {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn handler(mut request: Request, responder: Responder) {
+        match request.path.as_str() {
+            "/nothing" => {}
+            "/half" => drop(responder.send_head(http::Response::new(())).await),
+            "/endless" => {
+                let mut writer = responder.send_head(http::Response::new(())).await.unwrap();
+                while writer.write(Bytes::from_static(b"more")).await.is_ok() {}
+                writer.gone().await;
+            }
+            _ => {
+                let body = request.read_body(10).await;
+                let mut head = http::Response::new(());
+                *head.status_mut() = body.as_ref().err().map_or(http::StatusCode::OK, BodyError::status);
+                let _ = responder.send(head, body.unwrap_or_default()).await;
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn answers_are_what_they_would_be_on_the_wire() {
+        let ask = async |ask| exchange(Arc::new(handler), ask).await;
+        let body = Bytes::from_static(b"bytes");
+        let answer = ask(Ask::post("/echo?x", body.clone())).await;
+        assert_eq!((answer.status(), answer.end), (200, Ok(())));
+        assert_eq!(answer.chunks[0].as_ptr(), body.as_ptr(), "the same memory");
+        assert_eq!(ask(Ask::post("/echo", vec![0; 11])).await.status(), 413);
+        assert!(ask(Ask::new(Method::HEAD, "/echo", body)).await.chunks.is_empty());
+        assert_eq!(ask(Ask::get("/nothing")).await.status(), 500);
+        assert_eq!(ask(Ask::get("/half")).await.end, Err(0x102));
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_goes_is_noticed() {
+        let mut reading = start(Arc::new(handler), Ask::get("/endless"));
+        assert!(matches!(reading.next().await, Some(Event::Head(_))));
+        assert!(matches!(reading.next().await, Some(Event::Chunk(_))));
+        drop(reading);
+        // The handler's task ends; the runtime would otherwise wait for it.
+    }
+}

@@ -12,7 +12,8 @@ use http::{HeaderMap, Method, StatusCode};
 use tokio::time::timeout;
 
 use super::frames::frame_data;
-use super::quic::{self, Fault, RecvHalf, var_int};
+use super::halves::{Fault, RecvHalf};
+use super::quic::{self, var_int};
 use super::tls::Fingerprint;
 
 mod connect;

@@ -227,3 +227,105 @@ fn after(state: fn(u64) -> State, left: u64, done: usize) -> State {
         left => state(left),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MAX_HEAD: usize = 1000;
+
+    /// All that a reader says of `stream`, given in pieces: the head's bytes, the body's, and how it ended.
+    fn read(stream: &[u8], cuts: &[usize]) -> (Vec<u8>, Vec<u8>, Result<(), Code>) {
+        let mut reader = Reader::new(MAX_HEAD);
+        let (mut head, mut body) = (Vec::new(), Vec::new());
+        let (mut at, mut cuts) = (0, cuts.iter().cycle());
+        loop {
+            match reader.next() {
+                Ok(Piece::Head(bytes)) => head.extend_from_slice(&bytes),
+                Ok(Piece::Data(bytes)) => body.extend_from_slice(&bytes),
+                Ok(Piece::End) => return (head, body, Ok(())),
+                Ok(Piece::Wanting) if at == stream.len() => reader.fill(None),
+                Ok(Piece::Wanting) => {
+                    let end = (at + cuts.next().copied().unwrap_or(1).max(1)).min(stream.len());
+                    reader.fill(Some(Bytes::copy_from_slice(&stream[at..end])));
+                    at = end;
+                }
+                Err((code, _)) => return (head, body, Err(code)),
+            }
+        }
+    }
+
+    fn frames(chunks: &mut [Bytes]) -> Vec<Bytes> {
+        let mut out = Vec::new();
+        frame_data(chunks, &mut BytesMut::new(), &mut out);
+        out
+    }
+
+    #[test]
+    fn large_chunks_are_the_same_memory_and_small_ones_travel_together() {
+        let large = Bytes::from(vec![1; 3 * MAX_CHUNK / 2]);
+        let (start, end) = (large.as_ptr() as usize, large.as_ptr() as usize + large.len());
+        let mut chunks = vec![Bytes::from_static(b"small"); 10];
+        chunks.insert(5, large);
+        let out = frames(&mut chunks);
+        let same = out.iter().filter(|piece| (start..end).contains(&(piece.as_ptr() as usize)));
+        assert_eq!(same.map(Bytes::len).sum::<usize>(), 3 * MAX_CHUNK / 2);
+        // Header and five small ones, a part, a header, the other part, five small ones.
+        assert_eq!(out.len(), 5);
+        assert!(chunks.iter().all(Bytes::is_empty));
+        assert!(frames(&mut [Bytes::new(), Bytes::new()]).is_empty(), "nothing is said about nothing");
+    }
+
+    #[test]
+    fn lengths_are_checked_before_memory_is_used() {
+        let head = |len: &[u8]| [&[1], len].concat();
+        assert_eq!(read(&head(&[0x43, 0xe9]), &[1]).2, Err(Code::H3_EXCESSIVE_LOAD));
+        assert_eq!(read(&head(&[0xff; 8]), &[9]).2, Err(Code::H3_EXCESSIVE_LOAD));
+        // A body, or a frame of no meaning, may be of any length: it is passed on, or over, as it comes.
+        let endless = [&[1, 0, 0], &[0xff; 8][..], b"body"].concat();
+        assert_eq!(read(&endless, &[3]), (vec![1, 0], b"body".to_vec(), Err(Code::H3_FRAME_ERROR)));
+        let endless = [&[0x21], &[0xff; 8][..], b"nothing"].concat();
+        assert_eq!(read(&endless, &[1]), (vec![], vec![], Err(Code::H3_FRAME_ERROR)));
+    }
+
+    #[test]
+    fn what_follows_the_head_stays_here() {
+        let mut reader = Reader::new(MAX_HEAD);
+        reader.fill(Some(Bytes::from_static(&[1, 2, 8, 9, 0, 1, 7])));
+        assert_eq!(reader.next_of_head(), Ok(Piece::Head(Bytes::from_static(&[1, 2]))));
+        assert_eq!(reader.next_of_head(), Ok(Piece::Head(Bytes::from_static(&[8, 9]))));
+        assert_eq!(reader.next_of_head(), Ok(Piece::End));
+        assert_eq!(reader.next(), Ok(Piece::Data(Bytes::from_static(&[7]))));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_framed_is_read_however_it_is_cut(
+            lens in prop::collection::vec(
+                prop_oneof![0usize..20, 1000usize..1100, 0usize..200_000, MAX_CHUNK..MAX_CHUNK + 2],
+                0..5,
+            ),
+            cuts in prop::collection::vec(prop_oneof![1usize..10, 1000usize..100_000], 0..8),
+        ) {
+            let mut chunks: Vec<Bytes> = lens.iter().zip(0u8..).map(|(&len, i)| vec![i; len].into()).collect();
+            let want = chunks.concat();
+            let stream = [vec![1, 3, 5, 5, 5, 0x21, 2, 9, 9], frames(&mut chunks).concat(), vec![1, 1, 0]].concat();
+            // Not a byte at a time all the way: there are megabytes.
+            let cuts = [cuts, vec![50_000]].concat();
+            let (head, body, end) = read(&stream, &cuts);
+            prop_assert_eq!(head, [1, 3, 5, 5, 5]);
+            prop_assert!(body == want);
+            prop_assert_eq!(end, Ok(()));
+        }
+
+        #[test]
+        fn garbage_ends_in_a_verdict_that_does_not_depend_on_the_cuts(
+            stream in prop::collection::vec(prop_oneof![0u8..16, any::<u8>()], 0..200),
+            cuts in prop::collection::vec(1usize..20, 1..8),
+        ) {
+            prop_assert_eq!(read(&stream, &cuts), read(&stream, &[usize::MAX / 2]));
+        }
+    }
+}

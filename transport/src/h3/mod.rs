@@ -1,7 +1,7 @@
 //! HTTP/3 over QUIC, both ends.
 //!
 //! The `h3` crate does the protocol (control streams, settings, QPACK, heads); the payload passes it by: our own
-//! implementation of its QUIC traits ([`quic`]) lets us write and read DATA frames on the quinn streams directly, so that
+//! implementation of its QUIC traits (`quic`) lets us write and read DATA frames on the quinn streams directly, so that
 //! a lease's bytes reach quinn without a copy, and an answer's bytes are copied once, into the lease.
 //!
 //! - [`tls`]: who is who.
@@ -12,6 +12,7 @@
 pub mod client;
 pub mod endpoint;
 mod frames;
+mod halves;
 mod quic;
 pub mod server;
 mod socket;

@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, ready};
 
@@ -18,7 +18,7 @@ use h3::error::Code;
 use h3::quic::{self, ConnectionErrorIncoming, StreamErrorIncoming, StreamId, WriteBuf};
 use quinn::VarInt;
 
-use super::frames::{Piece, Reader};
+use super::halves::{RecvHalf, SendHalf};
 
 /// The most bytes that a peer may send on one control stream in a connection's life. There is no honest use for more
 /// than a few dozen, and `h3` keeps a frame in memory until it is complete.
@@ -142,14 +142,8 @@ impl OpenStreams {
     fn register(&self, (send, recv): Pair) -> RequestStream {
         let id = stream_id(send.id());
         let halves = Halves {
-            send: Some(SendHalf { stream: send, code: Some(self.side.reset_code()) }),
-            recv: Some(Box::new(RecvHalf {
-                stream: recv,
-                reader: Reader::new(self.max_head),
-                arrived: Default::default(),
-                next: BATCH,
-                code: Some(self.side.stop_code()),
-            })),
+            send: Some(SendHalf::new(send, self.side.reset_code())),
+            recv: Some(Box::new(RecvHalf::new(recv, self.max_head, self.side.stop_code()))),
         };
         let cell = Arc::new(Cell { halves: Mutex::new(halves) });
         lock(&self.registry.cells).insert(id, cell.clone());
@@ -246,20 +240,20 @@ impl Cell {
     /// Lets `h3` read one more head: what came was an informational one.
     pub(super) fn expect_head(&self) {
         if let Some(recv) = &mut lock(&self.halves).recv {
-            recv.reader.expect_head();
+            recv.expect_head();
         }
     }
 
     /// Whether the peer's head was too large to be read.
     pub(super) fn head_too_large(&self) -> bool {
-        lock(&self.halves).recv.as_ref().is_some_and(|recv| recv.reader.head_too_large())
+        lock(&self.halves).recv.as_ref().is_some_and(|recv| recv.head_too_large())
     }
 
     /// Ready when the peer no longer reads what we send.
     pub(super) async fn gone(&self) {
-        let stopped = lock(&self.halves).send.as_ref().map(|send| send.stream.stopped());
-        if let Some(stopped) = stopped {
-            let _ = stopped.await;
+        let settled = lock(&self.halves).send.as_ref().map(SendHalf::settled);
+        if let Some(settled) = settled {
+            settled.await;
         }
     }
 }
@@ -305,7 +299,7 @@ impl quic::SendStream<Bytes> for RequestStream {
         if let Some(data) = &mut self.writing {
             let Some(send) = &mut halves.send else { return Poll::Ready(Err(taken())) };
             while data.has_remaining() {
-                let written = ready!(Pin::new(&mut send.stream).poll_write(cx, data.chunk())).map_err(write_error)?;
+                let written = ready!(send.poll_write(cx, data.chunk()))?;
                 data.advance(written);
             }
         }
@@ -336,151 +330,6 @@ impl quic::SendStream<Bytes> for RequestStream {
     }
 }
 
-/// The half of a request stream that we send. Dropped before [`finish`](SendHalf::finish) it is reset.
-pub(super) struct SendHalf {
-    stream: quinn::SendStream,
-    /// What to say when it is dropped; nothing once it has ended.
-    code: Option<Code>,
-}
-
-impl SendHalf {
-    /// Hands quinn as much of the chunks, without a copy, as it has room for, and waits until that is something.
-    /// Gives how many chunks are through; what is left of the next one stays in its place.
-    pub(super) async fn write(&mut self, chunks: &mut [Bytes]) -> Result<usize, quinn::WriteError> {
-        Ok(self.stream.write_chunks(chunks).await?.chunks)
-    }
-
-    pub(super) fn finish(&mut self) -> Result<(), quinn::ClosedStream> {
-        self.code = None;
-        self.stream.finish()
-    }
-
-    pub(super) fn reset(&mut self, code: u64) {
-        self.code = None;
-        let _ = self.stream.reset(VarInt::from_u64(code).unwrap_or(VarInt::MAX));
-    }
-
-    /// Ready with `true` when the peer has acknowledged everything up to the end, with `false` when it never will.
-    pub(super) fn settled(&self) -> impl Future<Output = bool> + Send + use<> {
-        let stopped = self.stream.stopped();
-        async move { matches!(stopped.await, Ok(None)) }
-    }
-}
-
-impl Drop for SendHalf {
-    fn drop(&mut self) {
-        if let Some(code) = self.code {
-            self.reset(code.value());
-        }
-    }
-}
-
-/// The half of a request stream that the peer sends. Dropped before its end it is stopped.
-pub(super) struct RecvHalf {
-    stream: quinn::RecvStream,
-    reader: Reader,
-    /// Pieces that have arrived and are not looked at yet, from `next` on: quinn gives one for each packet, and taking
-    /// many at once costs its lock once.
-    arrived: [Bytes; BATCH],
-    next: usize,
-    code: Option<Code>,
-}
-
-/// Pieces taken from quinn at once.
-const BATCH: usize = 16;
-
-/// Why nothing more can be read.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Fault {
-    #[error("reset by the peer: {}", Code::from(*.0))]
-    Reset(u64),
-    #[error("{0}")]
-    Lost(quinn::ConnectionError),
-    /// The peer breaks the protocol: the connection must be closed with this code.
-    #[error("{1}")]
-    Violation(Code, &'static str),
-}
-
-impl RecvHalf {
-    /// The next bytes of the body, `None` at its end. Does nothing if it is dropped half-way.
-    pub(super) async fn data(&mut self) -> Result<Option<Bytes>, Fault> {
-        std::future::poll_fn(|cx| self.poll_data(cx)).await
-    }
-
-    fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Fault>> {
-        loop {
-            match self.reader.next() {
-                Ok(Piece::Data(bytes)) => return Poll::Ready(Ok(Some(bytes))),
-                Ok(Piece::End) => {
-                    self.code = None;
-                    return Poll::Ready(Ok(None));
-                }
-                // Heads belong to `h3`, which is not asking: trailers, of which nobody here makes use.
-                Ok(Piece::Head(_)) => {}
-                Ok(Piece::Wanting) => ready!(self.poll_fill(cx))?,
-                Err((code, reason)) => return Poll::Ready(Err(Fault::Violation(code, reason))),
-            }
-        }
-    }
-
-    fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, StreamErrorIncoming>> {
-        loop {
-            match self.reader.next_of_head() {
-                Ok(Piece::Head(bytes) | Piece::Data(bytes)) => return Poll::Ready(Ok(Some(bytes))),
-                Ok(Piece::End) => return Poll::Ready(Ok(None)),
-                Ok(Piece::Wanting) => ready!(self.poll_fill(cx)).map_err(|fault| match fault {
-                    Fault::Reset(error_code) => StreamErrorIncoming::StreamTerminated { error_code },
-                    Fault::Lost(error) => lost(error),
-                    Fault::Violation(..) => taken(),
-                })?,
-                Err((_, reason)) => return Poll::Ready(Err(StreamErrorIncoming::Unknown(reason.into()))),
-            }
-        }
-    }
-
-    /// Gives the reader what has arrived.
-    fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Fault>> {
-        if let Some(piece) = self.arrived.get_mut(self.next).map(std::mem::take).filter(|piece| !piece.is_empty()) {
-            self.next += 1;
-            self.reader.fill(Some(piece));
-            return Poll::Ready(Ok(()));
-        }
-        let read = pin!(self.stream.read_chunks(&mut self.arrived)).poll(cx);
-        match ready!(read) {
-            Ok(Some(_)) => {
-                self.next = 1;
-                self.reader.fill(Some(std::mem::take(&mut self.arrived[0])));
-                Poll::Ready(Ok(()))
-            }
-            Ok(None) => {
-                self.reader.fill(None);
-                Poll::Ready(Ok(()))
-            }
-            Err(error) => {
-                self.code = None;
-                Poll::Ready(Err(match error {
-                    quinn::ReadError::Reset(code) => Fault::Reset(code.into_inner()),
-                    quinn::ReadError::ConnectionLost(error) => Fault::Lost(error),
-                    _ => Fault::Lost(quinn::ConnectionError::LocallyClosed),
-                }))
-            }
-        }
-    }
-
-    pub(super) fn stop(&mut self, code: u64) {
-        self.code = None;
-        let _ = self.stream.stop(VarInt::from_u64(code).unwrap_or(VarInt::MAX));
-    }
-}
-
-impl Drop for RecvHalf {
-    fn drop(&mut self) {
-        if let Some(code) = self.code {
-            self.stop(code.value());
-        }
-    }
-}
-
 pub(super) fn var_int(code: Code) -> VarInt {
     VarInt::from_u64(code.value()).unwrap_or(VarInt::MAX)
 }
@@ -500,11 +349,11 @@ fn connection_error(error: quinn::ConnectionError) -> ConnectionErrorIncoming {
     }
 }
 
-fn lost(error: quinn::ConnectionError) -> StreamErrorIncoming {
+pub(super) fn lost(error: quinn::ConnectionError) -> StreamErrorIncoming {
     StreamErrorIncoming::ConnectionErrorIncoming { connection_error: connection_error(error) }
 }
 
-fn write_error(error: quinn::WriteError) -> StreamErrorIncoming {
+pub(super) fn write_error(error: quinn::WriteError) -> StreamErrorIncoming {
     match error {
         quinn::WriteError::Stopped(code) => StreamErrorIncoming::StreamTerminated { error_code: code.into_inner() },
         quinn::WriteError::ConnectionLost(error) => lost(error),
@@ -513,7 +362,7 @@ fn write_error(error: quinn::WriteError) -> StreamErrorIncoming {
 }
 
 /// `h3` asked for a half that it no longer has.
-fn taken() -> StreamErrorIncoming {
+pub(super) fn taken() -> StreamErrorIncoming {
     StreamErrorIncoming::Unknown("the stream is past its head".into())
 }
 

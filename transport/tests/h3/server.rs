@@ -447,3 +447,30 @@ async fn what_a_server_may_hold_is_known() {
     assert!(sum > 16 << 20 && sum < 512 << 20, "{:?}", server.claims);
     assert!(server.connector().claims().iter().any(|claim| claim.name == "QUIC receive window"));
 }
+
+#[tokio::test]
+async fn a_request_that_is_answered_unread_is_not_called_a_failure() {
+    let server = start(|_: Request, responder: Responder| async move {
+        let _ = responder.send(ok(), "done".into()).await;
+    });
+    let (_endpoint, conn) = raw(&server).await;
+    // Whole, but not read by the handler: taken to its end, so that a strict client sees nothing wrong.
+    let (mut send, mut recv) = conn.open_bi().await.unwrap();
+    send.write_all(&[get_frame(), vec![0, 4, 1, 2, 3, 4]].concat()).await.unwrap();
+    send.finish().unwrap();
+    assert!(recv.read_to_end(1000).await.unwrap().ends_with(b"done"));
+    assert_eq!(send.stopped().await.unwrap(), None);
+    // Of a body without end the server takes a part, and says without reproach that it wants no more.
+    let (mut send, mut recv) = conn.open_bi().await.unwrap();
+    send.write_all(&[get_frame(), vec![0, 0xc0, 0, 0, 0, 0x40, 0, 0, 0]].concat()).await.unwrap();
+    let mut sent = 0;
+    let error = loop {
+        match send.write(&[0; 10_000]).await {
+            Ok(some) => sent += some,
+            Err(error) => break error,
+        }
+        assert!(sent < 64 << 20, "it takes everything");
+    };
+    assert_eq!(error, quinn::WriteError::Stopped(VarInt::from_u32(0x100)), "H3_NO_ERROR");
+    assert!(recv.read_to_end(1000).await.unwrap().ends_with(b"done"));
+}

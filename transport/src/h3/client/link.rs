@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::sleep_until;
 
-use super::super::quic::RecvHalf;
+use super::super::halves::RecvHalf;
 use super::{CallError, Connection};
 use crate::link::{Completion, Entry, Fetch, Link, LinkError, LinkStats, Tag};
 use crate::pool::Lease;

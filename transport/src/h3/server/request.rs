@@ -14,7 +14,8 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::super::frames::frame_data;
-use super::super::quic::{self, Cell, Fault, RecvHalf, SendHalf, var_int};
+use super::super::halves::{Fault, RecvHalf, SendHalf};
+use super::super::quic::{self, Cell, var_int};
 use super::{MAX_HEAD, Shared};
 use crate::exchange::{self, BodyError, Handler, Request, Responder, SendError};
 use crate::pool::Account;
@@ -135,7 +136,10 @@ async fn contained(handler: Arc<dyn Handler>, request: Request, responder: Respo
     let Ok(mut handling) = catch_unwind(AssertUnwindSafe(|| handler.handle(request, responder))) else { return };
     std::future::poll_fn(|cx| {
         // What panicked is not polled again.
-        catch_unwind(AssertUnwindSafe(|| handling.as_mut().poll(cx))).unwrap_or(Poll::Ready(()))
+        catch_unwind(AssertUnwindSafe(|| handling.as_mut().poll(cx))).unwrap_or_else(|_| {
+            tracing::error!("a handler panicked; its answer is lost, and nothing else");
+            Poll::Ready(())
+        })
     })
     .await;
 }
