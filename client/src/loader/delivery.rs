@@ -119,8 +119,8 @@ impl Machine {
         self.stats.samples += len as u64;
         self.stats.bytes += batch.bytes();
         self.want -= 1;
-        self.progress = self.now;
         self.blocked = None;
+        self.progressed();
         self.packed = (0, false);
         self.head = self.batch(head.epoch, head.step + 1);
         out.push(Action::Deliver(batch));

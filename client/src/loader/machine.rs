@@ -148,6 +148,8 @@ pub struct Machine {
     pub(super) waiting: Option<Duration>,
     pub(super) progress: Duration,
     pub(super) blocked: Option<Blocked>,
+    /// Time blocked before that, since there was progress.
+    pub(super) blocked_before: Duration,
     /// Memory, not the window, held a submission back.
     pub(super) short: bool,
     /// Until then nothing is asked for ahead of need.
@@ -194,6 +196,7 @@ impl Machine {
             waiting: None,
             progress: Duration::ZERO,
             blocked: None,
+            blocked_before: Duration::ZERO,
             short: false,
             hold: Duration::ZERO,
             packed: (0, false),
@@ -277,13 +280,18 @@ impl Machine {
             }
             Event::Stats(link) => {
                 if link.bytes != self.link.bytes {
-                    self.progress = self.now;
+                    self.progressed();
                 }
                 self.link = link;
             }
             Event::MemoryReturned | Event::Tick => {}
             Event::Want(more) => self.want += u64::from(more),
-            Event::ConsumerWaiting(true) => self.waiting = self.waiting.or(Some(self.now)),
+            Event::ConsumerWaiting(true) => {
+                if self.waiting.is_none() {
+                    self.waiting = Some(self.now);
+                    self.blocked_before = Duration::ZERO;
+                }
+            }
             Event::ConsumerWaiting(false) => self.waiting = None,
             Event::Relinquish => self.relinquish(out),
             Event::Close => {
@@ -315,7 +323,7 @@ impl Machine {
             self.request(out)?;
         } else {
             // Memory is not what is missing now.
-            self.blocked = None;
+            self.unblock();
         }
         self.check_blocked()?;
         self.check_stall()
@@ -466,13 +474,21 @@ impl Machine {
         }
     }
 
-    /// When the consumer's wait becomes a stall. What waits for the consumer's memory has a timeout of its own.
+    /// Something arrived, or was delivered.
+    pub(super) fn progressed(&mut self) {
+        self.progress = self.now;
+        self.blocked_before = Duration::ZERO;
+    }
+
+    /// When the consumer's wait becomes a stall. Waiting for the consumer's memory has a timeout of its own, and does not
+    /// count here; so the two together bound every wait, also when it changes between them.
     fn stall_deadline(&self) -> Option<Duration> {
         let waiting = self.waiting?;
         if self.blocked.is_some() {
             return None;
         }
-        Some(waiting.max(self.progress).saturating_add(self.config.stall_timeout))
+        let since = waiting.max(self.progress).saturating_add(self.blocked_before);
+        Some(since.saturating_add(self.config.stall_timeout))
     }
 
     /// Asks for a tick at the next time at which anything changes by itself.

@@ -121,9 +121,7 @@ impl Machine {
             }
         }
         let Some(lease) = lease else { return false };
-        if self.blocked.take().is_some() {
-            self.progress = self.now;
-        }
+        self.unblock();
         self.submit(at, run, lease, out);
         true
     }
@@ -276,10 +274,18 @@ impl Machine {
         Ok(())
     }
 
+    /// Memory is not waited for any more.
+    pub(super) fn unblock(&mut self) {
+        if let (Some(blocked), Some(waiting)) = (self.blocked.take(), self.waiting) {
+            self.blocked_before += self.now.saturating_sub(blocked.since.max(waiting));
+        }
+    }
+
     /// When the wait for others' memory ends.
     pub(super) fn pool_deadline(&self) -> Option<Duration> {
         let (blocked, waiting) = (self.blocked?, self.waiting?);
-        Some(blocked.since.max(waiting).saturating_add(self.config.pool_timeout))
+        let left = self.config.pool_timeout.saturating_sub(self.blocked_before);
+        Some(blocked.since.max(waiting).saturating_add(left))
     }
 
     /// Ends a wait for memory that does not come.

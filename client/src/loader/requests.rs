@@ -32,13 +32,14 @@ impl Machine {
 
     /// Asks for what is missing, in order, and for more behind it while memory and window allow.
     pub(super) fn request(&mut self, out: &mut Vec<Action>) -> Result<(), LoaderError> {
-        let mut at = 0;
+        let (mut at, mut waiting) = (0, 0);
         while !self.link_full {
-            if at == self.ahead.len() && !(self.may_prefetch() && self.plan_segment()) {
+            if at == self.ahead.len() && !(self.may_prefetch(waiting) && self.plan_segment()) {
                 break;
             }
             let segment = &self.ahead[at];
             let Some(run) = self.run(at).filter(|_| self.now >= segment.not_before) else {
+                waiting += usize::from(segment.missing > 0);
                 at += 1;
                 continue;
             };
@@ -74,7 +75,12 @@ impl Machine {
         segment.next_run(samples, bytes, self.window.estimate(1))
     }
 
-    fn may_prefetch(&self) -> bool {
+    /// Whether to plan one more segment, when `waiting` of them are to be asked for again later: those count as in
+    /// flight, or a path on which everything fails would fill the queue without end.
+    fn may_prefetch(&self, waiting: usize) -> bool {
+        if !self.window.has_room(self.ops.len() - self.orphans + waiting, 0, 0) {
+            return false;
+        }
         let (epoch, index) = self.planned;
         let head = self.head.is_some_and(|head| head.epoch == epoch && index < head.end);
         // What the consumer waits for is needed whoever else wants memory.
@@ -196,7 +202,7 @@ impl Machine {
             }
         }
         if live > 0 {
-            self.progress = self.now;
+            self.progressed();
             lease.shrink(used as usize);
             let bytes = self.framed(used);
             self.ready_bytes += bytes;
