@@ -98,7 +98,11 @@ impl Index {
         if !file.metadata()?.is_file() {
             return Err(damaged("it is not a regular file"));
         }
-        let map = os::map(&file)?;
+        Index::of(os::map(&file)?)
+    }
+
+    /// The index that these bytes are.
+    fn of(map: Mmap) -> Result<Index, IndexError> {
         let header = Header::decode(&map).map_err(|error| match error {
             HeaderError::Damaged(detail) => damaged(detail),
             HeaderError::Future(format) => IndexError::Future(format),
