@@ -1,7 +1,9 @@
 //! What a build reads, keeps and refuses.
 
 use std::fs::{self, File};
-use std::os::unix::fs::PermissionsExt;
+use std::io::Write;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
@@ -159,16 +161,14 @@ fn a_cancelled_build_keeps_what_it_has() {
     dump(&built.dataset);
 }
 
-#[test]
-fn a_shard_that_changes_under_a_build_is_noticed() {
+/// Builds, and calls `change` with the shard's path when a part of it has been read.
+fn build_while(change: impl Fn(&Path) + Sync) {
     let place = Place::new();
     let path = place.put("a.tar", &samples("a", 100, 100_000));
     let once = AtomicBool::new(false);
     let progress = |progress: &Progress| {
         if progress.bytes_done > 0 && !once.swap(true, Ordering::Relaxed) {
-            // In place, of the same size, where the build has been already.
-            use std::os::unix::fs::FileExt;
-            File::options().write(true).open(&path).expect("there").write_all_at(b"x", 600).expect("written");
+            change(&path);
         }
     };
     let error = watched(&place.request(), &progress).expect_err("changed");
@@ -177,6 +177,43 @@ fn a_shard_that_changes_under_a_build_is_noticed() {
 }
 
 #[test]
+fn a_shard_that_changes_under_a_build_is_noticed() {
+    // In place, of the same size, where the build has been already.
+    build_while(|path| {
+        File::options().write(true).open(path).expect("there").write_all_at(b"x", 600).expect("written");
+    });
+    // Replaced: the file being read is intact, but no longer the shard.
+    build_while(|path| {
+        let other = path.with_extension("new");
+        fs::write(&other, samples("b", 100, 100_000)).expect("written");
+        fs::rename(other, path).expect("replaced");
+    });
+    // Grown, and cut in the middle and made whole again.
+    build_while(|path| {
+        File::options().append(true).open(path).expect("there").write_all(&[0; 512]).expect("written");
+    });
+    build_while(|path| {
+        let whole = fs::read(path).expect("there");
+        File::options().write(true).open(path).expect("there").set_len(3 << 20).expect("cut");
+        fs::write(path, whole).expect("written");
+    });
+}
+
+/// A file system's clock is coarse: two changes may leave the same times behind, and the second must be seen all the same.
+#[test]
+fn a_change_right_after_a_build_is_noticed() {
+    let place = Place::new();
+    for i in 0..10 {
+        let path = place.put("a.tar", &tar(&[("a.x", [i])]));
+        place.build().expect("intact");
+        // In place: the same size, the same inode.
+        File::options().write(true).open(path).expect("there").write_all_at(b"y", 512).expect("written");
+        assert!(place.build().expect("intact").bytes_read > 0, "round {i}");
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
 fn a_shard_that_cannot_be_read_is_an_error_that_names_it() {
     let place = Place::new();
     let path = place.put("a.tar", &samples("a", 1, 10));

@@ -71,8 +71,10 @@ fn dump(bytes: &[u8]) -> Result<Dump, IndexError> {
         let entry = index.entry(ordinal)?.expect("below the number of samples");
         let key = index.key(&entry)?.to_vec();
         let fields = entry.fields(&index).collect::<Result<Vec<_>, _>>()?;
-        for (name, _) in &fields {
+        for (name, extent) in &fields {
             assert!(entry.field(&index, *name)?.is_some());
+            let size = index.shards()[extent.shard as usize].identity.size;
+            assert!(extent.offset.checked_add(extent.len).is_some_and(|end| end <= size), "outside its shard");
         }
         let found = index.find(&key)?;
         samples.push((key, fields, found));

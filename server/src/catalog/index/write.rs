@@ -243,3 +243,30 @@ impl Drop for IndexWriter {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// After a write that failed, what comes later must not make an index of the rest.
+    #[test]
+    fn what_could_not_be_written_is_not_finished() {
+        let Ok(full) = OpenOptions::new().write(true).open("/dev/full") else {
+            eprintln!("skipped: there is no /dev/full here");
+            return;
+        };
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a.idx");
+        fs::write(&path, "old").expect("written");
+        let mut writer = IndexWriter::create(&path).expect("created");
+        let file = std::mem::replace(&mut writer.file, full);
+        let error = writer.append(&vec![0; 2 * BUFFER]).expect_err("no room");
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        writer.file = file;
+        writer.append(&[0; 16]).expect("there is room again");
+        let contents = Contents { shards: Vec::new(), fields: &[], bytes: 0, largest_sample: 0 };
+        writer.finish(contents).expect_err("something is missing");
+        assert_eq!(fs::read(&path).expect("there"), b"old");
+        assert_eq!(fs::read_dir(folder.path()).expect("there").count(), 1, "the temporary file is gone");
+    }
+}
