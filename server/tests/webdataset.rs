@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use forebay_server::catalog::{BuildRequest, Monitor, build, resolve};
 use forebay_server::format::tar::TarReader;
 use forebay_server::format::webdataset::Grouper;
-use forebay_server::format::{FormatError, Problem};
+use forebay_server::format::{Compression, FormatError, Problem};
 
 /// A field: name, length, CRC-32C.
 type Field = (Vec<u8>, u64, u32);
@@ -178,6 +178,28 @@ fn tars_of_known_programs_agree() {
     assert!(samples >= 14, "only {samples} samples from seven tars");
     assert_eq!(compare(folder.path(), "writer"), 50);
     assert_eq!(compare(folder.path(), "shards-"), 20);
+}
+
+/// The package reads these; samples that do not lie in the file as they are cannot be served from there.
+#[test]
+fn what_cannot_be_served_in_place_is_refused_with_the_reason() {
+    let folder = make(3, 0);
+    let refused = |name: &str| {
+        let bytes = std::fs::read(folder.path().join(name)).expect("it was made");
+        ours(&bytes, 1 << 20).expect_err(name)
+    };
+    for name in ["gnu-sparse-gnu.tar", "gnu-sparse-pax.tar"] {
+        let error = refused(name);
+        assert!(
+            matches!(&error.problem, Problem::Sparse { name, .. } if name.ends_with("holes.bin")),
+            "{name}: {error}"
+        );
+        assert!(error.offset > 0, "{name}: {error}");
+    }
+    for (name, compression) in [("gzip", Compression::Gzip), ("bz2", Compression::Bzip2), ("lzma", Compression::Xz)] {
+        let error = refused(&format!("packed-{name}.tar"));
+        assert_eq!(error, FormatError { offset: 0, problem: Problem::Compressed(compression) }, "{name}");
+    }
 }
 
 /// The same key at the end of a shard and at the start of the next: two samples, and everything is in order.

@@ -6,7 +6,10 @@ COUNT tars come from random names, kinds and formats; a quarter as many again ar
 fixed ones are written besides: by GNU tar in each of its formats, and by webdataset's own writers.
 """
 
+import bz2
+import gzip
 import io
+import lzma
 import os
 import random
 import subprocess
@@ -153,6 +156,17 @@ def fixed(folder):
         gnu_tar(folder, form, ["--format", form, "--sort=name"] + short, names)
     gnu_tar(folder, "incremental", ["--format=gnu", "--listed-incremental=" + os.path.join(folder, "snapshot")], ["."])
     gnu_tar(folder, "label", ["--label=a.label"], ["a.jpg"])
+    with open(os.path.join(source, "holes.bin"), "wb") as file:
+        file.truncate(1 << 20)
+        file.seek(1 << 19)
+        file.write(b"x")
+    for form in ["gnu", "pax"]:
+        gnu_tar(folder, "sparse-" + form, ["--format", form, "--sparse"], ["a.jpg", "holes.bin"])
+    with open(os.path.join(folder, "gnu-pax.tar"), "rb") as file:
+        whole = file.read()
+    for packer in [gzip, bz2, lzma]:
+        with open(os.path.join(folder, "packed-" + packer.__name__ + ".tar"), "wb") as file:
+            file.write(packer.compress(whole))
     with webdataset.TarWriter(os.path.join(folder, "writer.tar")) as sink:
         for i in range(50):
             sink.write({"__key__": "sample%06d" % i, "cls": i, "json": {"i": i}, "txt": "text %d" % i, "pyd": [i]})
