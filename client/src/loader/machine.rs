@@ -138,6 +138,8 @@ pub struct Machine {
     /// Submissions since the last flush.
     pub(super) unflushed: bool,
     pub(super) link_up: bool,
+    /// How often the path was lost since anything arrived whole.
+    pub(super) lost: u32,
     /// The link gave a submission back.
     pub(super) link_full: bool,
     pub(super) link: LinkStats,
@@ -189,6 +191,7 @@ impl Machine {
             orphans: 0,
             unflushed: false,
             link_up: false,
+            lost: 0,
             link_full: false,
             link: LinkStats::default(),
             cause: None,
@@ -275,12 +278,16 @@ impl Machine {
                 self.link_full = false;
             }
             Event::LinkDown(why) => {
+                self.lost = self.lost.saturating_add(u32::from(self.link_up));
                 self.link_up = false;
                 self.cause = Some(why);
             }
             Event::Stats(link) => {
-                if link.bytes != self.link.bytes {
-                    self.progressed();
+                // Not when it is fewer: then it is another link's count. And not for ever on a path that is lost again
+                // and again before anything is complete.
+                if link.bytes > self.link.bytes && self.lost < self.config.retry.attempts {
+                    self.progress = self.now;
+                    self.blocked_before = Duration::ZERO;
                 }
                 self.link = link;
             }
@@ -478,6 +485,7 @@ impl Machine {
     pub(super) fn progressed(&mut self) {
         self.progress = self.now;
         self.blocked_before = Duration::ZERO;
+        self.lost = 0;
     }
 
     /// When the consumer's wait becomes a stall. Waiting for the consumer's memory has a timeout of its own, and does not

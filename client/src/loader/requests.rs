@@ -48,8 +48,6 @@ impl Machine {
             // Room for the head may have been made by packing all of it into one segment.
             at = at.min(self.ahead.len() - 1);
             match asked {
-                // The head may have been packed anew, into fewer segments.
-                Asked::Yes if head => at = 0,
                 // There may be another run in it.
                 Asked::Yes => {}
                 Asked::Later => break,

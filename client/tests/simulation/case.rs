@@ -79,6 +79,35 @@ impl Case {
         Case { content, pool, link, back_after, lives, loaders }
     }
 
+    /// One loader of one rank over a quiet path: 300 samples of 1 to 3000 bytes in batches of 10, one epoch, a pool of
+    /// 1 MiB, a consumer that keeps nothing.
+    pub fn quiet() -> Case {
+        let content = Content::new(1, 300, 1, 3000);
+        let spec = PlanSpec {
+            version: content.version,
+            samples: content.samples,
+            shuffle: Shuffle::Full,
+            seed: 1,
+            rank: 0,
+            world_size: 1,
+            batch_size: 10,
+            drop_last: false,
+        };
+        let window = WindowConfig { group_bytes: 16 << 10, ..WindowConfig::default() };
+        let config = LoaderConfig { window, ..LoaderConfig::default() };
+        let consumer = Consumer {
+            depth: 1,
+            keep: 0,
+            keep_samples: false,
+            think: Duration::ZERO,
+            pause_every: 0,
+            leave_after: None,
+        };
+        let pool = 1 << 20;
+        let loaders = vec![LoaderCase { spec, config, limit: pool, consumer }];
+        Case { content, pool, link: SimConfig::default(), back_after: None, lives: None, loaders }
+    }
+
     pub fn source(&self) -> Source {
         let content = &self.content;
         let samples = content.samples;
