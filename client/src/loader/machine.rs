@@ -138,7 +138,7 @@ pub struct Machine {
     /// Submissions since the last flush.
     pub(super) unflushed: bool,
     pub(super) link_up: bool,
-    /// How often the path was lost since anything arrived whole.
+    /// How often the path was lost, or the server too busy, since anything of the head arrived whole.
     pub(super) lost: u32,
     /// The link gave a submission back.
     pub(super) link_full: bool,
@@ -148,6 +148,7 @@ pub struct Machine {
     pub(super) want: u64,
     /// Since when the consumer waits.
     pub(super) waiting: Option<Duration>,
+    /// When there was progress last.
     pub(super) progress: Duration,
     pub(super) blocked: Option<Blocked>,
     /// Time blocked before that, since there was progress.
@@ -481,7 +482,7 @@ impl Machine {
         }
     }
 
-    /// Something arrived, or was delivered.
+    /// Something of the head arrived, or it was delivered.
     pub(super) fn progressed(&mut self) {
         self.progress = self.now;
         self.blocked_before = Duration::ZERO;

@@ -200,7 +200,10 @@ impl Machine {
             }
         }
         if live > 0 {
-            self.progressed();
+            // What lies behind the head may be dropped again: to get it over and over is no progress.
+            if self.is_head(&self.ahead[at]) {
+                self.progressed();
+            }
             lease.shrink(used as usize);
             let bytes = self.framed(used);
             self.ready_bytes += bytes;
@@ -251,6 +254,7 @@ impl Machine {
                 Duration::ZERO
             }
             Class::Later(delay) => {
+                self.lost = self.lost.saturating_add(u32::from(self.is_head(&self.ahead[at])));
                 slots.for_each(|slot| self.ahead[at].set(slot, State::Missing));
                 delay
             }
