@@ -176,7 +176,7 @@ pub struct BodyWriter {
 impl BodyWriter {
     /// Sends some bytes. Returns when they are the transport's to send, which is when it has room for them: the wait for
     /// it is how a slow client slows the server. The memory is kept, without a copy, until the client has
-    /// acknowledged it.
+    /// acknowledged it. Dropped before it is ready, it breaks the answer off: nothing can be written any more.
     pub async fn write(&mut self, chunk: Bytes) -> Result<(), SendError> {
         self.write_all(&mut [chunk]).await
     }

@@ -474,3 +474,26 @@ async fn a_request_that_is_answered_unread_is_not_called_a_failure() {
     assert_eq!(error, quinn::WriteError::Stopped(VarInt::from_u32(0x100)), "H3_NO_ERROR");
     assert!(recv.read_to_end(1000).await.unwrap().ends_with(b"done"));
 }
+
+#[tokio::test]
+async fn a_write_that_is_given_up_is_the_end_of_the_answer() {
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let handler = move |_: Request, responder: Responder| {
+        let tell = tell.clone();
+        async move {
+            let mut writer = responder.send_head(ok()).await.unwrap();
+            let much = writer.write(pattern(32 << 20, 1));
+            assert!(tokio::time::timeout(Duration::from_millis(100), much).await.is_err(), "the client reads nothing");
+            tell.send(writer.write("more".into()).await).unwrap();
+            tell.send(writer.finish().await).unwrap();
+        }
+    };
+    let server = start_with(handler, Duration::ZERO, |config| config.transport.send_window = 1 << 20);
+    let (_endpoint, conn) = raw(&server).await;
+    let (mut send, mut recv) = conn.open_bi().await.unwrap();
+    send.write_all(&get_frame()).await.unwrap();
+    send.finish().unwrap();
+    assert_eq!(told.recv().await.unwrap(), Err(SendError::Gone));
+    assert_eq!(told.recv().await.unwrap(), Err(SendError::Gone));
+    assert_eq!(recv.received_reset().await.unwrap(), Some(VarInt::from_u32(0x102)), "H3_INTERNAL_ERROR");
+}

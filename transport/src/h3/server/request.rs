@@ -272,6 +272,10 @@ impl Outgoing {
 
     pub(crate) fn finish(&mut self) -> Result<(), SendError> {
         let answer = self.answer();
+        if answer.state != State::Body {
+            // Half a frame is out: no end would be an honest one.
+            return Err(SendError::Gone);
+        }
         answer.state = State::Finished;
         answer.send.as_mut().ok_or(SendError::Gone)?.finish().map_err(|_| SendError::Gone)
     }
@@ -324,8 +328,11 @@ impl Answer {
 
     async fn write(&mut self, mut chunks: &mut [Bytes]) -> Result<(), SendError> {
         let patience = self.link.patience;
+        if self.state != State::Body {
+            return Err(SendError::Gone);
+        }
         let send = self.send.as_mut().ok_or(SendError::Gone)?;
-        // A write that is given up half-way leaves half a frame behind.
+        // A write that is given up half-way leaves half a frame behind, and nothing can follow it.
         self.state = State::Broken;
         while !chunks.is_empty() {
             match timeout(patience, send.write(chunks)).await {
