@@ -129,10 +129,11 @@ impl Case {
 
     /// Whether single samples or operations can fail, or are placed in other ways than they fit.
     pub fn is_faulty(&self) -> bool {
-        let Faults { corrupt, storage, rotten, busy, server, protocol, refused, silent, truncated, stingy, .. } =
-            &self.link.faults;
+        let Faults {
+            corrupt, storage, rotten, busy, server, protocol, refused, silent, truncated, stingy, barren, ..
+        } = &self.link.faults;
         let all = [corrupt, storage, busy, server, protocol, refused, silent, truncated, stingy];
-        rotten.is_some() || self.lives.is_some() || all.iter().any(|&&probability| probability > 0.0)
+        *barren || rotten.is_some() || self.lives.is_some() || all.iter().any(|&&probability| probability > 0.0)
     }
 
     /// The memory that a batch needs at least, as our machine fetches it when it must: packed into as few leases as the

@@ -198,8 +198,10 @@ fn a_refusal_is_final() {
 
 #[test]
 fn a_server_that_never_places_ends() {
+    let outcome = fails(run(|case| case.link.faults.barren = true), &["the server does not place it", "bytes needed"]);
+    assert!(outcome.time < Duration::from_secs(5), "{outcome:?}");
+    // One that places at random gets on, or uses up the attempts; it ends either way.
     let outcome = run(|case| case.link.faults.stingy = 1.0);
-    // At random it places enough to get on with, or so little that the attempts are used up; it ends either way.
     assert_eq!(outcome.finished + outcome.failed.len() as u64, 1);
 }
 

@@ -76,8 +76,10 @@ pub struct Faults {
     pub silent: f64,
     /// Per operation: the answer lacks its last entry.
     pub truncated: f64,
-    /// Per operation: the server places less than fits (at least one sample if `stingy` alone).
+    /// Per operation: the server places less than fits, perhaps nothing.
     pub stingy: f64,
+    /// The server places nothing, ever.
+    pub barren: bool,
     /// Per cancelled or cut operation: the device goes on writing for up to this long.
     pub late: f64,
     pub late_for: Duration,
@@ -263,6 +265,9 @@ impl SimLink {
         if stingy {
             capacity = self.rng.u64(0..=capacity);
         }
+        if self.config.faults.barren {
+            capacity = 0;
+        }
         let mut placer = Placer::new(capacity, ALIGN);
         let mut entries = Vec::with_capacity(fetch.ordinals.len() * fetch.fields.len());
         let (mut lens, mut offsets) = (Vec::new(), Vec::new());
@@ -356,9 +361,12 @@ impl Link for SimLink {
     }
 
     fn cancel(&mut self, tag: Tag) {
+        let heard = !self.unflushed.contains(&tag);
         self.unflushed.retain(|&other| other != tag);
         let now = self.clock.now();
-        if self.ops.get(&tag).is_some_and(|op| op.at > now) {
+        // A cancellation may come too late for the server: then the operation completes as it would have.
+        let too_late = self.rng.u8(0..4) == 0;
+        if self.ops.get(&tag).is_some_and(|op| op.at > now && !(too_late && heard)) {
             self.end_early(tag, now, LinkError::Cancelled);
             self.wake();
         }
