@@ -5,9 +5,9 @@ use std::sync::Arc;
 use forebay_transport::pool::View;
 
 use super::batch::{Row, Table};
-use super::machine::{Head, Machine, OnError};
+use super::machine::{Head, Machine};
 use super::segment::{Segment, State};
-use super::{Action, Batch, LoaderError, Note, Reason};
+use super::{Action, Batch, LoaderError, Note, OnError, Reason};
 
 /// How many other samples are tried in the place of one, when its whole batch was given up.
 const MAX_TRIED: u32 = 8;

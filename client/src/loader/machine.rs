@@ -15,59 +15,10 @@ use forebay_transport::pool::{Account, Lease, Slab};
 use super::batch::Table;
 use super::memory::Blocked;
 use super::segment::{Segment, Slot};
-use super::{Action, Event, FetchError, LoaderError, LoaderStats, Reason, Source};
-use crate::fetch::{Backoff, RetryConfig};
+use super::{Action, Event, FetchError, LoaderConfig, LoaderError, LoaderStats, Reason, Source};
+use crate::fetch::Backoff;
 use crate::plan::{EpochOrder, Plan};
-use crate::window::{Window, WindowConfig};
-
-/// What to do about a sample that cannot be had.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnError {
-    /// End the loader with an error that names it.
-    #[default]
-    Raise,
-    /// Fill its position with a neighbouring sample, marked as a substitute, at most this often in the loader's life.
-    Skip { max: u64 },
-}
-
-/// How a loader runs.
-#[derive(Clone, Copy, Debug)]
-pub struct LoaderConfig {
-    /// The first epoch. Default 0.
-    pub first_epoch: u64,
-    /// How many epochs; `None` is endless. Default 1.
-    pub epochs: Option<u64>,
-    pub window: WindowConfig,
-    pub retry: RetryConfig,
-    pub on_error: OnError,
-    /// How long an operation may go without progress of the link. Default 30 s.
-    pub deadline: Duration,
-    /// How long the consumer may wait for memory that only it can give back. Default 30 s.
-    pub pool_timeout: Duration,
-    /// How long the consumer may wait without anything arriving. Default 60 s.
-    pub stall_timeout: Duration,
-    /// Goes into the upper 16 bits of every tag, so that the loaders of one link can be told apart. Default 0.
-    pub tag_prefix: u16,
-    /// Seeds the jitter of back-offs, nothing else. Default 0.
-    pub seed: u64,
-}
-
-impl Default for LoaderConfig {
-    fn default() -> LoaderConfig {
-        LoaderConfig {
-            first_epoch: 0,
-            epochs: Some(1),
-            window: WindowConfig::default(),
-            retry: RetryConfig::default(),
-            on_error: OnError::Raise,
-            deadline: Duration::from_secs(30),
-            pool_timeout: Duration::from_secs(30),
-            stall_timeout: Duration::from_secs(60),
-            tag_prefix: 0,
-            seed: 0,
-        }
-    }
-}
+use crate::window::Window;
 
 /// An operation between submission and completion.
 #[derive(Debug)]

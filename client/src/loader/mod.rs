@@ -4,6 +4,7 @@
 //! [`Action`]s. A driver owns links, threads and timers, and carries one to the other.
 
 mod batch;
+mod config;
 mod delivery;
 mod error;
 mod event;
@@ -15,8 +16,9 @@ mod source;
 mod stats;
 
 pub use batch::{Batch, Sample};
+pub use config::{LoaderConfig, OnError};
 pub use error::{FetchError, LoaderError, PoolExhausted, Reason};
 pub use event::{Action, Event, Note};
-pub use machine::{LoaderConfig, Machine, OnError};
+pub use machine::Machine;
 pub use source::{Source, SourceError};
 pub use stats::{Histogram, LoaderStats};
