@@ -11,12 +11,19 @@ const FILE_LINES: usize = 600;
 const FUNCTION_LINES: usize = 80;
 /// Functions that had to be longer, with their length: they may shrink, never grow, and leave the list once they fit.
 const LONGER_FUNCTIONS: &[(&str, &str, usize)] = &[];
-const RUST_WIDTH: usize = 120;
+/// rustfmt keeps code at 120; a comment may end its word.
+const RUST_WIDTH: usize = 128;
 const PROSE_WIDTH: usize = 160;
 
 /// Where `unsafe` may be written: memory shared with devices and the kernel, and the operating system's own calls.
-const UNSAFE_ALLOWED: &[&str] =
-    &["transport/src/pool/", "transport/src/uring/", "transport/src/rdma/", "transport/src/sim/delay/os.rs"];
+const UNSAFE_ALLOWED: &[&str] = &[
+    "transport/src/pool/",
+    "transport/src/uring/",
+    "transport/src/rdma/",
+    "transport/src/sim/delay/os.rs",
+    "server/src/catalog/index/os.rs",
+    "cli/src/usage.rs",
+];
 /// The client's step machine: time is passed in, randomness is seeded, nothing is spawned.
 const PURE: &[&str] = &["client/src/plan", "client/src/window", "client/src/fetch", "client/src/loader"];
 const IMPURE_WORDS: &[&str] =

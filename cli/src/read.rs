@@ -207,8 +207,11 @@ fn milliseconds(duration: Duration) -> f64 {
 fn summary_text(summary: &Summary, run: &Run) -> String {
     let stats = &run.stats;
     let mut text = format!(
-        "samples   {} in {} batches, each verified\nbytes     {} ({})\ntime      {:.2} s, first batch after {:.0} ms\nspeed     {:.0} samples/s, {:.1} MB/s\n\
-         groups    {}, latency p50 {:.1} ms, p99 {:.1} ms\nCPU       {:.2} s, {:.2} s per GB\npool      {}\n",
+        "samples   {} in {} batches, each verified\nbytes     {} ({})\n\
+         time      {:.2} s, first batch after {:.0} ms\n\
+         speed     {:.0} samples/s, {:.1} MB/s\n\
+         groups    {}, latency p50 {:.1} ms, p99 {:.1} ms\n\
+         CPU       {:.2} s, {:.2} s per GB\npool      {}\n",
         count(run.samples),
         count(run.batches),
         count(run.bytes),

@@ -27,7 +27,7 @@ pub enum Error {
     #[error(transparent)]
     Ask(#[from] AskError),
     /// The server answered with a problem document.
-    #[error("{server} refuses {path}: {} ({}){}", .problem.title, .problem.status, .problem.detail.as_ref().map(|detail| format!(": {detail}")).unwrap_or_default())]
+    #[error("{server} refuses {path}: {}", explain(.problem))]
     Refused { server: String, path: String, problem: Box<Problem> },
     /// The server's answer is not the document it should be.
     #[error("{server} answers {path} with what makes no sense: {reason}")]
@@ -60,4 +60,12 @@ pub enum Error {
     Closed,
     #[error("cannot start the client's thread: {0}")]
     Thread(std::io::Error),
+}
+
+fn explain(problem: &Problem) -> String {
+    let Problem { title, status, detail, .. } = problem;
+    match detail {
+        Some(detail) => format!("{title} ({status}): {detail}"),
+        None => format!("{title} ({status})"),
+    }
 }

@@ -229,17 +229,4 @@ mod tests {
     }
 
     const GOLDEN: [u64; 6] = [796_143, 289_398, 170_567, 908_612, 332_397, 638_837];
-
-    /// `cargo test --release -p forebay-client -- --ignored --nocapture cost_of_a_position`
-    #[test]
-    #[ignore = "a measurement"]
-    #[allow(clippy::disallowed_methods)]
-    fn cost_of_a_position() {
-        for n in [1000, 1_281_167, 1 << 40] {
-            let permutation = permutation(n, 1);
-            let begin = std::time::Instant::now();
-            let sum = (0..1_000_000).fold(0u64, |sum, at| sum.wrapping_add(permutation.index(at % n)));
-            println!("{n} samples: {} ns per position ({sum})", begin.elapsed().as_nanos() / 1_000_000);
-        }
-    }
 }
