@@ -14,7 +14,7 @@ CARGO ?= cargo
 # --locked: a build that would change Cargo.lock is an error, not a surprise.
 FLAGS ?= --locked
 BENCHES := $(patsubst benches/%/main.rs,%,$(wildcard benches/*/main.rs))
-# The test programs of the root package that need the Python environment: left out of test-fast.
+# The test programs of the root package that ask other people's clients for everything: left out of test-fast.
 SLOW_TESTS := $(patsubst tests/%.rs,%,$(wildcard tests/third_party*.rs))
 FAST_TESTS := $(filter-out $(SLOW_TESTS),$(patsubst tests/%.rs,%,$(wildcard tests/*.rs)))
 
@@ -36,7 +36,7 @@ build:
 demo: build python-env
 	scripts/demo
 
-test-fast: deps fmt-check
+test-fast: python-env fmt-check
 	FOREBAY_SEEDS=$${FOREBAY_SEEDS:-300} $(CARGO) test $(FLAGS) -p forebay-transport -p forebay-server -p forebay-client -p forebay
 	$(CARGO) test $(FLAGS) -p forebay-system --lib $(FAST_TESTS:%=--test %)
 

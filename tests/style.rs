@@ -20,7 +20,6 @@ const UNSAFE_ALLOWED: &[&str] = &[
     "transport/src/pool/",
     "transport/src/uring/",
     "transport/src/rdma/",
-    "transport/src/sim/delay/os.rs",
     "server/src/catalog/index/os.rs",
     "cli/src/usage.rs",
 ];
