@@ -95,7 +95,8 @@ impl Server {
         let mut base = quinn::ServerConfig::with_crypto(Arc::new(config.identity.server_config()?));
         base.max_incoming(2 * HANDSHAKES).incoming_buffer_size(64 << 10).incoming_buffer_size_total(4 << 20);
         let bind = |source| ServerError::Bind { address: config.listen, source };
-        let endpoint = endpoint(config.listen, &config.transport, Some(base.clone())).map_err(bind)?;
+        let endpoint =
+            endpoint(config.listen, &config.transport, Some((&config.identity, base.clone()))).map_err(bind)?;
         let address = endpoint.local_addr().map_err(bind)?;
         Ok(Server { endpoint, address, base, config })
     }

@@ -3,10 +3,12 @@
 use std::fmt;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
+use ring::hmac;
 use rustls::sign::CertifiedKey;
 use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
@@ -23,7 +25,11 @@ const CERTIFICATE_FILE: &str = "certificate.pem";
 pub struct Identity {
     key: Arc<CertifiedKey>,
     fingerprint: Fingerprint,
+    /// Derived from the private key: what else the server must remember from one life to the next comes from it.
+    secret: Secret,
 }
+
+type Secret = [u8; 32];
 
 impl Identity {
     /// From PEM files: the certificate chain, leaf first, and its key (PKCS#8, PKCS#1 or SEC1).
@@ -34,6 +40,7 @@ impl Identity {
             pem::Error::NoItemsFound => TlsError::NoKey(key.to_owned()),
             other => TlsError::Pem { path: key.to_owned(), reason: other.to_string() },
         })?;
+        let secret = blake3::derive_key("forebay 2026 what a server remembers over restarts", private.secret_der());
         let bad = |path: &Path, error: rustls::Error| TlsError::Certificate {
             path: path.to_owned(),
             reason: error.to_string(),
@@ -48,7 +55,7 @@ impl Identity {
             }
             Err(error) => return Err(bad(certificate, error)),
         }
-        Ok(Identity { key: Arc::new(certified), fingerprint })
+        Ok(Identity { key: Arc::new(certified), fingerprint, secret })
     }
 
     /// The self-signed identity kept in `state_dir`, made for `names` (host names and addresses) at the first call. It
@@ -76,6 +83,23 @@ impl Identity {
     /// Of the leaf certificate.
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
+    }
+
+    /// How a server on `address` names its connections and takes leave of those that an earlier life of it had: a client
+    /// then learns at once that its connection is gone, instead of waiting out its idle timeout (RFC 9000, section 10.3).
+    /// Another address makes another key, so that a server never ends the connections of one beside it.
+    pub(in crate::h3) fn endpoint_config(&self, address: SocketAddr) -> quinn::EndpointConfig {
+        let machine = fs::read("/etc/machine-id").unwrap_or_default();
+        let mut hasher = blake3::Hasher::new_keyed(&self.secret);
+        hasher.update(address.to_string().as_bytes()).update(&[0]).update(&machine);
+        let mut keys = hasher.finalize_xof();
+        let (mut reset, mut names) = ([0; 64], [0; 8]);
+        keys.fill(&mut reset);
+        keys.fill(&mut names);
+        let mut config = quinn::EndpointConfig::new(Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &reset)));
+        let names = u64::from_le_bytes(names);
+        config.cid_generator(move || Box::new(quinn_proto::HashedConnectionIdGenerator::from_key(names)));
+        config
     }
 
     pub(in crate::h3) fn server_config(&self) -> Result<quinn::crypto::rustls::QuicServerConfig, TlsError> {
