@@ -50,11 +50,12 @@ async fn serve(args: &Serve, state: &Path, work: Vec<Publish>) -> Result<(), Fai
     let identity = identity.map_err(Failure::usage)?;
     let fingerprint = identity.fingerprint();
     let capacity = usize::try_from(pool).unwrap_or(usize::MAX);
-    let server = Server::bind(ServerConfig::new(args.listen, identity, capacity)).map_err(Failure::other)?;
+    let server = ServerConfig::new(args.listen, identity, capacity).within(ledger.remaining());
+    let server = Server::bind(server).map_err(Failure::other)?;
     for claim in server.claims() {
         ledger.claim(claim.name, claim.bytes).map_err(Failure::usage)?;
     }
-    let slab = Slab::new(SlabConfig::new(capacity)).map_err(Failure::other)?;
+    let slab = Slab::new(SlabConfig::new(capacity)).map_err(Failure::usage)?;
     let registry = Arc::new(Registry::new());
     let url = format!("https://{}", server.local_addr());
     output::text(&format!("listening on {url}\n"))?;

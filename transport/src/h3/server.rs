@@ -37,6 +37,8 @@ const SLOW_HEADS: usize = 512;
 const HANDSHAKES: usize = 64;
 /// How long a handshake may take.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+/// The fewest connections that [`ServerConfig::within`] gives: a server for fewer is hardly one.
+const MIN_CONNECTIONS: usize = 8;
 /// Streams without a request after which a connection is closed.
 const MAX_MISFITS: usize = 10_000;
 
@@ -58,6 +60,28 @@ impl ServerConfig {
     pub fn new(listen: SocketAddr, identity: Identity, pool: usize) -> ServerConfig {
         let transport = TransportConfig::server();
         ServerConfig { listen, identity, transport, pool, max_connections: 256, patience: Duration::from_secs(30) }
+    }
+
+    /// This, with as many connections (no more than it has) as fit with all else that the server may hold in `budget` bytes;
+    /// never less than eight, which may then be more than the budget: whoever keeps the ledger refuses it.
+    pub fn within(mut self, budget: u64) -> ServerConfig {
+        let most = self.max_connections;
+        self.max_connections = 0;
+        let fixed = self.claims().iter().fold(0, |sum: u64, claim| sum.saturating_add(claim.bytes));
+        let fit = budget.saturating_sub(fixed) / self.transport.receive_bytes().max(1);
+        self.max_connections = usize::try_from(fit).unwrap_or(usize::MAX).max(MIN_CONNECTIONS).min(most);
+        self
+    }
+
+    /// See [`Server::claims`].
+    fn claims(&self) -> Vec<Claim> {
+        let connections = self.max_connections as u64;
+        vec![
+            self.transport.socket_claim(),
+            Claim { name: "requests' receive windows", bytes: connections * self.transport.receive_bytes() },
+            Claim { name: "requests' heads", bytes: (SLOW_HEADS * MAX_ENCODED_HEAD) as u64 },
+            Claim { name: "handshakes", bytes: 4 << 20 },
+        ]
     }
 }
 
@@ -109,13 +133,7 @@ impl Server {
     /// What it may hold in memory besides the pool, at worst. Answers' bytes are in the pool until clients have
     /// acknowledged them; what handlers write from elsewhere is bounded by `send_window` for each connection.
     pub fn claims(&self) -> Vec<Claim> {
-        let connections = self.config.max_connections as u64;
-        vec![
-            self.config.transport.socket_claim(),
-            Claim { name: "requests' receive windows", bytes: connections * self.config.transport.receive_bytes() },
-            Claim { name: "requests' heads", bytes: (SLOW_HEADS * MAX_ENCODED_HEAD) as u64 },
-            Claim { name: "handshakes", bytes: 4 << 20 },
-        ]
+        self.config.claims()
     }
 
     /// Serves until `shutdown` is ready. Then tells clients that it goes, lets what is in flight finish within `grace`,
