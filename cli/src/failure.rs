@@ -37,7 +37,8 @@ impl Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         let code = match &error {
-            Error::Url(_) | Error::Tls(_) | Error::Budget(_) | Error::Source(_) | Error::Plan(_) => USAGE,
+            Error::Url(_) | Error::Tls(_) | Error::Budget(_) | Error::Slab(_) => USAGE,
+            Error::Source(_) | Error::Plan(_) => USAGE,
             Error::Connect(_) | Error::Ask(_) | Error::Disconnected { .. } => UNREACHABLE,
             Error::PoolTooSmall { .. } | Error::Loader(LoaderError::PoolExhausted(_)) => POOL,
             Error::Refused { problem, .. } if problem.kind.ends_with(":dataset-changed") => CHANGED,

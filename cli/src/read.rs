@@ -28,7 +28,7 @@ pub fn run(args: &Read) -> Result<(), Failure> {
     let summary = run.summary(&dataset, args);
     if args.json {
         output::json(&summary_json(&summary, &run, args, outcome.as_ref().err()))?;
-    } else {
+    } else if run.begun {
         output::text(&summary_text(&summary, &run))?;
     }
     outcome
@@ -67,6 +67,8 @@ pub struct Run {
     pub stats: LoaderStats,
     pub digest: Option<Digest>,
     keep: u32,
+    /// There was a loader: what was asked for made sense.
+    begun: bool,
 }
 
 /// Delivers everything, keeps nothing longer than asked for. `run` tells what was done, also after an error.
@@ -84,6 +86,7 @@ fn deliver(dataset: &Dataset, options: LoaderOptions, run: &mut Run, started: In
     let share = dataset.description().samples / u64::from(options.world_size.max(1));
     let total = share.saturating_mul(epochs);
     let mut loader = dataset.loader(options)?;
+    run.begun = true;
     let mut progress = Progress::new();
     let mut kept: VecDeque<Batch> = VecDeque::new();
     let outcome = loop {

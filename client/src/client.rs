@@ -11,12 +11,16 @@ use forebay_transport::wire::describe::{DatasetList, Description, Problem, Sampl
 use tokio::sync::{mpsc, oneshot};
 
 use crate::config::{ClientConfig, LoaderOptions};
-use crate::driver::{self, Answer, Command, Delivery, Dialer, FABRIC};
+use crate::driver::{self, Answer, Command, Delivery, Dialer, FABRIC, Panicked};
 use crate::error::Error;
 use crate::loader::{Batch, LoaderConfig, LoaderStats, Machine, Source};
 use crate::plan::{Plan, PlanSpec};
 use crate::url::ServerUrl;
 use crate::window::WindowConfig;
+
+/// The most entries (samples times fields) in one group: of each the client keeps account beside the pool, so that groups
+/// of samples with next to nothing in many fields must not be as large in samples as their bytes would let them be.
+const GROUP_ENTRIES: u32 = 16 << 10;
 
 /// A connection to one server: one pool, one thread, shared by everything made from it. Cloning makes another handle;
 /// when the last one, of its datasets and loaders too, is gone, the thread ends.
@@ -30,7 +34,10 @@ struct Shared {
     url: ServerUrl,
     slab: Slab,
     ledger: Ledger,
+    /// Bytes that the transport lets be under way.
+    path_bytes: u64,
     commands: mpsc::UnboundedSender<Command>,
+    panicked: Panicked,
 }
 
 impl Client {
@@ -45,6 +52,7 @@ impl Client {
         // What the transport may hold is credit given to the server; it limits a path's speed just as the pool does, so
         // it gets all that is left.
         let transport = TransportConfig::client().within(ledger.remaining());
+        let path_bytes = transport.receive_window;
         let connector =
             Connector::new(ConnectConfig { trust: config.trust, transport, timeout: config.connect_timeout })?;
         for claim in connector.claims() {
@@ -58,8 +66,9 @@ impl Client {
         }
         let dialer = Dialer { connector, host: url.host.clone(), port: url.port, window: config.window };
         let (commands, receiver) = mpsc::unbounded_channel();
-        driver::start(dialer, slab.clone(), receiver).await.map_err(Error::Thread)??;
-        Ok(Client { shared: Arc::new(Shared { url, slab, ledger, commands }) })
+        let panicked = Panicked::default();
+        driver::start(dialer, slab.clone(), receiver, panicked.clone()).await.map_err(Error::Thread)??;
+        Ok(Client { shared: Arc::new(Shared { url, slab, ledger, path_bytes, commands, panicked }) })
     }
 
     pub fn url(&self) -> &ServerUrl {
@@ -111,14 +120,19 @@ impl Client {
     }
 
     fn send(&self, command: Command) -> Result<(), Error> {
-        self.shared.commands.send(command).map_err(|_| Error::Closed)
+        self.shared.commands.send(command).map_err(|_| self.gone())
+    }
+
+    /// Why there is no answer from the thread.
+    fn gone(&self) -> Error {
+        self.shared.panicked.get().map_or(Error::Closed, |text| Error::Panicked(text.clone()))
     }
 
     /// The control document at `path`.
     async fn document<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
         let (reply, answer) = oneshot::channel();
         self.send(Command::Ask { path: path.to_owned(), reply })?;
-        let Answer { status, body } = answer.await.map_err(|_| Error::Closed)??;
+        let Answer { status, body } = answer.await.map_err(|_| self.gone())??;
         let server = self.url().authority();
         if status == 200 {
             return serde_json::from_slice(&body).map_err(|error| Error::Answer {
@@ -189,7 +203,7 @@ impl Dataset {
         let mut loader = self.open(source, plan, LoaderConfig::default()).await?;
         match loader.next().await {
             Some(batch) => Ok(batch?),
-            None => Err(Error::Closed),
+            None => Err(self.client.gone()),
         }
     }
 
@@ -247,7 +261,10 @@ impl Dataset {
             return too_small(format!("a batch of {batch} samples"), needed);
         }
         let account = Account::new(format!("loader of {}", self.description.name), slab.capacity());
-        let config = LoaderConfig { window: WindowConfig { bytes: pool, ..config.window }, ..config };
+        let fields = u32::try_from(source.fields.len()).unwrap_or(u32::MAX).max(1);
+        let group_samples = config.window.group_samples.min(GROUP_ENTRIES / fields).max(1);
+        let window = WindowConfig { bytes: pool, group_samples, ..config.window };
+        let config = LoaderConfig { window, path_bytes: self.client.shared.path_bytes, ..config };
         let slab = slab.clone();
         let make = Box::new(move |tag_prefix| {
             Machine::new(source, plan, LoaderConfig { tag_prefix, ..config }, slab, account)
@@ -255,7 +272,7 @@ impl Dataset {
         let (out, batches) = mpsc::unbounded_channel();
         let (reply, id) = oneshot::channel();
         self.client.send(Command::Open { make, out, reply })?;
-        let id = id.await.map_err(|_| Error::Closed)?.ok_or(Error::TooManyLoaders(1 << 16))?;
+        let id = id.await.map_err(|_| self.client.gone())?.ok_or(Error::TooManyLoaders(1 << 16))?;
         let loader = Loader { client: self.client.clone(), id, batches, ended: None };
         // The first batch is made ready before it is asked for.
         loader.client.send(Command::Want(id, 1))?;
@@ -299,7 +316,7 @@ impl Loader {
             }
             None => {
                 self.ended = Some(Box::default());
-                Some(Err(Error::Closed))
+                Some(Err(self.client.gone()))
             }
         }
     }
@@ -374,7 +391,47 @@ pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
 
 #[cfg(test)]
 mod tests {
+    use forebay_transport::h3::tls::Trust;
+
     use super::*;
+
+    /// A client of a server that has nothing.
+    fn client() -> (Client, tokio::runtime::Runtime) {
+        use forebay_transport::exchange::{Request, Responder};
+        use forebay_transport::h3::{Identity, Server, ServerConfig};
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let _inside = runtime.enter();
+        let state = tempfile::tempdir().unwrap();
+        let identity = Identity::self_signed(state.path(), &["127.0.0.1".to_owned()]).unwrap();
+        let trust = Trust::Pinned(identity.fingerprint());
+        let server = Server::bind(ServerConfig::new("127.0.0.1:0".parse().unwrap(), identity, 1 << 20)).unwrap();
+        let url = format!("https://{}", server.local_addr()).parse().unwrap();
+        let nothing = |_: Request, responder: Responder| async move {
+            let _ = responder.send(http::Response::new(()), bytes::Bytes::new()).await;
+        };
+        runtime.spawn(server.serve(Arc::new(nothing), std::future::pending(), std::time::Duration::ZERO));
+        let config = ClientConfig { trust, memory: 32 << 20, ..ClientConfig::default() };
+        (runtime.block_on(Client::connect(&url, config)).unwrap(), runtime)
+    }
+
+    #[test]
+    fn a_panic_of_the_thread_is_told_to_all() {
+        let (client, runtime) = client();
+        let (out, batches) = mpsc::unbounded_channel();
+        let mut waiting = Loader { client: client.clone(), id: 7, batches, ended: None };
+        let (reply, _) = oneshot::channel();
+        // The channel of a loader that is there already is the driver's, and goes with it.
+        let make = Box::new(move |_| {
+            let _out = out;
+            panic!("of {} kinds", 3)
+        });
+        let (other, _) = mpsc::unbounded_channel();
+        client.send(Command::Open { make, out: other, reply }).unwrap();
+        let says = |error: Error| error.to_string().contains("of 3 kinds");
+        assert!(says(runtime.block_on(waiting.next()).unwrap().unwrap_err()));
+        assert!(says(runtime.block_on(client.datasets()).unwrap_err()));
+        assert_eq!(runtime.block_on(waiting.stats()), LoaderStats::default());
+    }
 
     #[test]
     fn keys_are_encoded() {

@@ -55,7 +55,10 @@ pub enum Error {
     Loader(#[from] LoaderError),
     #[error("not connected to {server} for {elapsed:.1?}: {cause}")]
     Disconnected { server: String, elapsed: Duration, cause: String },
-    /// The client was closed, or its driver thread ended.
+    /// The thread that serves all loaders of the client panicked: nothing more comes of it.
+    #[error("the client's thread panicked, which is a bug: {0}")]
+    Panicked(String),
+    /// The client was closed.
     #[error("the client is closed")]
     Closed,
     #[error("cannot start the client's thread: {0}")]

@@ -9,6 +9,8 @@ mod slots;
 mod verify;
 
 use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -52,6 +54,9 @@ pub(crate) enum Delivery {
     End(Result<(), LoaderError>, Box<LoaderStats>),
 }
 
+/// What the thread said when it panicked, if it did.
+pub(crate) type Panicked = Arc<OnceLock<String>>;
+
 /// A question waiting for a path.
 struct Waiting {
     path: String,
@@ -86,6 +91,7 @@ pub(crate) async fn start(
     dialer: Dialer,
     slab: Slab,
     commands: mpsc::UnboundedReceiver<Command>,
+    panicked: Panicked,
 ) -> Result<Result<(), ConnectError>, std::io::Error> {
     let (connected, first) = oneshot::channel();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -95,7 +101,7 @@ pub(crate) async fn start(
                 Err(error) => _ = connected.send(Err(error)),
                 Ok(connection) => {
                     if connected.send(Ok(())).is_ok() {
-                        Driver::new(Path::new(dialer, connection), slab, commands).run().await;
+                        Driver::new(Path::new(dialer, connection), slab, commands).run(&panicked).await;
                     }
                 }
             }
@@ -123,9 +129,19 @@ impl Driver {
         }
     }
 
-    /// Runs until every handle is gone and every machine has ended.
-    async fn run(mut self) {
-        poll_fn(|cx| self.turn(cx)).await
+    /// Runs until every handle is gone and every machine has ended. A panic ends it too, and is told before the consumers'
+    /// channels close, so that they can say more than that they are closed.
+    async fn run(mut self, panicked: &Panicked) {
+        poll_fn(|cx| {
+            catch_unwind(AssertUnwindSafe(|| self.turn(cx))).unwrap_or_else(|payload| {
+                let text = payload.downcast_ref::<String>().map(String::as_str);
+                let text =
+                    text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("for a reason it did not say");
+                let _ = panicked.set(text.to_owned());
+                Poll::Ready(())
+            })
+        })
+        .await
     }
 
     fn now(&self) -> Duration {

@@ -31,6 +31,9 @@ pub struct LoaderConfig {
     pub pool_timeout: Duration,
     /// How long the consumer may wait without anything arriving. Default 60 s.
     pub stall_timeout: Duration,
+    /// Bytes that the transport lets be under way at once, which limit a path's speed as the pool does. Only for saying
+    /// so. Default: no limit.
+    pub path_bytes: u64,
     /// Goes into the upper 16 bits of every tag, so that the loaders of one link can be told apart. Default 0.
     pub tag_prefix: u16,
     /// Seeds the jitter of back-offs, nothing else. Default 0.
@@ -48,6 +51,7 @@ impl Default for LoaderConfig {
             deadline: Duration::from_secs(30),
             pool_timeout: Duration::from_secs(30),
             stall_timeout: Duration::from_secs(60),
+            path_bytes: u64::MAX,
             tag_prefix: 0,
             seed: 0,
         }

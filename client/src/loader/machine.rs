@@ -13,6 +13,7 @@ use forebay_transport::link::{Completion, Fetch, LinkError, LinkStats, Tag};
 use forebay_transport::pool::{Account, Lease, Slab};
 
 use super::batch::Table;
+use super::limit::Limit;
 use super::memory::Blocked;
 use super::segment::{Segment, Slot};
 use super::{Action, Event, FetchError, LoaderConfig, LoaderError, LoaderStats, Reason, Source};
@@ -110,7 +111,7 @@ pub struct Machine {
     pub(super) hold: Duration,
     /// How the head was packed again: (how often, whether nobody else held memory the last time).
     pub(super) packed: (u32, bool),
-    pub(super) noted_limit: bool,
+    pub(super) limit: Limit,
     pub(super) wake: Option<Duration>,
     /// Batches that the consumer may still hold.
     pub(super) delivered: Vec<Weak<Table>>,
@@ -155,7 +156,7 @@ impl Machine {
             short: false,
             hold: Duration::ZERO,
             packed: (0, false),
-            noted_limit: false,
+            limit: Limit::default(),
             wake: None,
             delivered: Vec::new(),
             spare_segments: Vec::new(),
@@ -235,6 +236,7 @@ impl Machine {
                 self.cause = Some(why);
             }
             Event::Stats(link) => {
+                self.limit.measure(self.now, &link);
                 // Not when it is fewer: then it is another link's count. And not for ever on a path that is lost again
                 // and again before anything is complete.
                 if link.bytes > self.link.bytes && self.lost < self.config.retry.attempts {

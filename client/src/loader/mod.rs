@@ -8,6 +8,7 @@ mod config;
 mod delivery;
 mod error;
 mod event;
+mod limit;
 mod machine;
 mod memory;
 mod requests;

@@ -8,7 +8,7 @@ use forebay_transport::wire::MAX_ORDINALS;
 
 use super::machine::{Machine, Op};
 use super::segment::{Part, Run, State, UNKNOWN, aligned};
-use super::{Action, LoaderError, Note, Reason};
+use super::{Action, LoaderError, Reason};
 use crate::fetch::{Class, classify};
 
 /// Whether a request could be made.
@@ -296,17 +296,13 @@ impl Machine {
         }
     }
 
-    /// Once: that the pool is what limits the speed.
+    /// Memory holds a submission back.
     fn note_short(&mut self, out: &mut Vec<Action>) {
         self.short = true;
         let pool = self.pool();
-        let rtt = self.link.rtt;
-        let binding = self.flying_bytes - self.orphan_bytes >= pool / 2;
-        if self.noted_limit || !binding || self.waiting.is_none() || rtt.is_zero() {
-            return;
+        if self.waiting.is_some() && self.flying_bytes - self.orphan_bytes >= pool / 2 {
+            out.extend(self.limit.note(pool.min(self.config.path_bytes), self.link.rtt).map(Action::Note));
         }
-        self.noted_limit = true;
-        out.push(Action::Note(Note::PoolLimits { pool, rtt, bytes_per_second: pool as f64 / rtt.as_secs_f64() }));
     }
 }
 

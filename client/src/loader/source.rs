@@ -15,7 +15,7 @@ pub struct Source {
     pub dataset: Arc<str>,
     pub version: Version,
     pub samples: u64,
-    /// The fields wanted, and their names, in the same order. Never empty.
+    /// The fields wanted, and their names, in the same order. Empty only if there are no samples.
     pub fields: Arc<[FieldId]>,
     pub names: Arc<[Arc<str>]>,
     /// Bytes of the fields wanted, of a sample on average and of the largest (an upper bound).
@@ -55,7 +55,8 @@ impl Source {
             None => (0..description.fields.len()).collect(),
             Some(names) => names.iter().map(|name| find(description, name)).collect::<Result<Vec<_>, _>>()?,
         };
-        if chosen.is_empty() {
+        // A dataset without samples has no fields either: its epochs are empty, which is no error.
+        if chosen.is_empty() && (fields.is_some() || description.samples > 0) {
             return Err(SourceError::NoFields);
         }
         if chosen.len() > forebay_transport::wire::MAX_FIELDS || chosen.iter().any(|&id| id > FieldId::MAX as usize) {
