@@ -70,7 +70,7 @@ pub enum Action {
 #[non_exhaustive]
 pub enum Note {
     /// Memory limits the speed of this path: the pool, or what the transport may hold if that is less, once a round trip.
-    /// Said once, when the path is nearly as fast as that.
+    /// Said once, when the path comes near that.
     PoolLimits { pool: u64, rtt: Duration, bytes_per_second: f64 },
     /// A sample was given up and its position filled with another one.
     Skipped { epoch: u64, position: u64, ordinal: u64, reason: String },

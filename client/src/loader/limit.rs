@@ -6,8 +6,9 @@ use forebay_transport::link::LinkStats;
 
 use super::event::Note;
 
-/// The least share of the limit that must be measured before it is said to be one.
-const SHARE: f64 = 0.5;
+/// The least share of the limit that must be measured before it is said to be one. A path that memory limits reaches a
+/// third of it or more: some of the memory always waits for its turn, or is with the consumer.
+const SHARE: f64 = 0.25;
 /// The shortest time over which a rate means anything.
 const SPAN: Duration = Duration::from_millis(500);
 
@@ -35,8 +36,8 @@ impl Limit {
         self.counted = Some((now, link.bytes));
     }
 
-    /// Once: that `bytes`, all that can be under way, limit the speed. Said only of a path that is nearly as fast as that:
-    /// what is slower for another reason would not gain by more memory.
+    /// Once: that `bytes`, all that can be under way, limit the speed. Said only of a path that comes near it:
+    /// what is much slower has another limit.
     pub fn note(&mut self, bytes: u64, rtt: Duration) -> Option<Note> {
         let bytes_per_second = bytes as f64 / rtt.as_secs_f64();
         if self.noted || rtt.is_zero() || self.rate < SHARE * bytes_per_second {
@@ -66,7 +67,7 @@ mod tests {
     #[test]
     fn it_is_said_where_it_is_so() {
         assert_eq!(said(150, 1500).as_deref(), Some("256 MiB limits this path to 1.8 GB/s at 150 ms"));
-        assert_eq!(said(150, 900).as_deref(), Some("256 MiB limits this path to 1.8 GB/s at 150 ms"));
+        assert_eq!(said(150, 500).as_deref(), Some("256 MiB limits this path to 1.8 GB/s at 150 ms"));
     }
 
     #[test]
