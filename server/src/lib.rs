@@ -2,7 +2,7 @@
 //!
 //! | module | holds | must not hold |
 //! | --- | --- | --- |
-//! | [`format`] | readers of shard formats (pure) | I/O |
+//! | [`mod@format`] | readers of shard formats (pure) | I/O |
 //! | [`catalog`] | which samples there are, where their bytes lie, and the version of it all | sockets |
 //! | [`store`] | how bytes get from storage into leases | what a sample is |
 //! | [`serve`] | requests and answers | who waits on the other end |

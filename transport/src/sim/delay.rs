@@ -5,7 +5,7 @@
 //! KiB for each system call, so that it is faster than what is measured through it; the test `a_delay_line_has_room` prints
 //! its ceiling on this machine. Made for demos, tests and benches: it needs no privileges, and keeps no secrets.
 //!
-//! Threads block in the kernel until there is something to do; none spins. Stopping takes up to [`WAKE`].
+//! Threads block in the kernel until there is something to do; none spins. Stopping takes up to 50 ms.
 
 mod lane;
 mod socket;

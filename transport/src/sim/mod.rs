@@ -4,7 +4,7 @@
 //! | module | holds |
 //! | --- | --- |
 //! | [`content`] | a dataset that is a function, so that any byte can be checked without storing it |
-//! | [`link`] | [`SimLink`](link::SimLink): delays, reorders, fails, cuts, corrupts, writes late |
+//! | [`link`] | `SimLink`: delays, reorders, fails, cuts, corrupts, writes late |
 //! | [`conformance`] | the contract of [`Link`](crate::link::Link), as checks |
 //! | [`delay`] | a delay line between real sockets, for benches and demonstrations |
 
