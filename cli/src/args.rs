@@ -222,6 +222,12 @@ pub struct Read {
     /// Keep this many batches before giving the oldest back, as a training job that works on several at once would
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub keep_batches: u32,
+    /// How long to wait for memory that only giving kept batches back can free
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
+    pub pool_timeout: Duration,
+    /// How long to wait for a server from which nothing arrives
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
+    pub stall_timeout: Duration,
     /// Print a digest of all delivered samples: of their order and bytes, and one that does not depend on the order
     #[arg(long)]
     pub digest: bool,

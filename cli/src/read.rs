@@ -51,6 +51,8 @@ fn options(args: &Read) -> LoaderOptions {
             OnErrorArg::Raise => OnError::Raise,
             OnErrorArg::Skip => OnError::Skip { max: args.max_skips },
         },
+        pool_timeout: args.pool_timeout,
+        stall_timeout: args.stall_timeout,
         ..LoaderOptions::default()
     }
 }

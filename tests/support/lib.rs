@@ -5,6 +5,7 @@
 //! | [`program`] | the `forebay` program: built if need be, run, watched, ended |
 //! | [`python`] | the tests' Python environment, and the scripts in `tests/python` |
 //! | [`tars`] | shards made in a moment, when it does not matter what is in them |
+//! | [`world`] | our own library against a server that runs |
 //! | [`scratch`] | folders that go away |
 //! | [`figures`] | results of benches, as JSON lines |
 
@@ -13,6 +14,7 @@ pub mod program;
 pub mod python;
 pub mod scratch;
 pub mod tars;
+pub mod world;
 
 use std::path::Path;
 

@@ -29,6 +29,17 @@ pub fn forebay() -> &'static Path {
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         cargo.args(["build", "--quiet", "--workspace", "--bin", "forebay", "--target-dir"]).arg(target);
         cargo.current_dir(crate::root());
+        // What cargo told us about ourselves is no business of that build: build scripts would see it and run again.
+        for (name, _) in std::env::vars_os() {
+            let ours = name.to_str().is_some_and(|name| {
+                ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_", "CARGO_BIN_"]
+                    .iter()
+                    .any(|start| name.starts_with(start))
+            });
+            if ours {
+                cargo.env_remove(name);
+            }
+        }
         if release {
             cargo.arg("--release");
         }
@@ -217,9 +228,12 @@ impl Server {
         Server::watch(command)
     }
 
-    /// What `forebay serve` is called with.
+    /// What `forebay serve` is called with: a free port, unless `extra` says where to listen.
     pub fn arguments(command: &mut Command, datasets: &[(&str, &str)], state: &Path, extra: &[&str]) {
-        command.arg("serve").args(["--listen", "127.0.0.1:0", "--state-dir"]).arg(state).args(extra);
+        command.args(["serve", "--state-dir"]).arg(state).args(extra);
+        if !extra.contains(&"--listen") {
+            command.args(["--listen", "127.0.0.1:0"]);
+        }
         command.args(datasets.iter().map(|(name, shards)| format!("{name}={shards}")));
     }
 
