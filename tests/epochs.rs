@@ -314,8 +314,8 @@ fn a_consumer_that_keeps_four_batches_finishes_or_is_told() {
         drop(kept);
         until("the pool is whole again", || client.pool().free == client.pool().capacity);
 
-        // A pool of 12 MiB has none for four of 9 (each with 5 MB on average): the loader ends, and names what is kept.
-        let (client, dataset) = world.open(24 * MIB);
+        // A pool of 13 MiB has none for four of 9 (each with 5 MB on average): the loader ends, and names what is kept.
+        let (client, dataset) = world.open(26 * MIB);
         let mut kept: Vec<Batch> = Vec::new();
         let impatient = LoaderOptions { pool_timeout: Duration::from_millis(300), ..options(9) };
         let error = read(&dataset, impatient, &world.written, |batch| kept.push(batch)).unwrap_err();
@@ -351,7 +351,7 @@ fn read_says_that_the_pool_is_exhausted() {
         };
         let done = read("64MiB", "4");
         assert_eq!(done.code, Some(0), "{}", done.stderr);
-        let done = read("24MiB", "9");
+        let done = read("26MiB", "9");
         assert_eq!(done.code, Some(6), "{}", done.stderr);
         assert!(done.stderr.contains("dataset set") && done.stderr.contains("epoch/step 0/"), "{}", done.stderr);
         let summary: serde_json::Value = serde_json::from_str(done.text()).unwrap();

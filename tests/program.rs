@@ -6,10 +6,13 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
+use forebay_client::blocking::Client;
+use forebay_client::transport::sim::delay::{DelayConfig, DelayLine};
+use forebay_client::{Batch, Error};
 use forebay_system::program::{PATIENCE, Running, Server, forebay, run, start};
 use forebay_system::scratch::Scratch;
 use forebay_system::tars::{Shards, Sizes, Written};
-use forebay_system::world::{shards, until, within};
+use forebay_system::world::{config, shards, until, within};
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -205,7 +208,10 @@ fn ls_and_get_show_what_there_is() {
         let json: Value = serde_json::from_str(&ok(&["ls", &url, "--json"])).unwrap();
         let bytes: usize = world.written.iter().map(|one| one.jpg.len() + one.cls.len()).sum();
         assert_eq!(json["bytes"], bytes);
-        assert_eq!(json["largest_sample"], world.written.iter().map(|one| one.jpg.len() + one.cls.len()).max().unwrap());
+        assert_eq!(
+            json["largest_sample"],
+            world.written.iter().map(|one| one.jpg.len() + one.cls.len()).max().unwrap()
+        );
 
         let seventh = &world.written[7];
         let text = ok(&["get", &url, "--sample", "7"]);
@@ -233,7 +239,8 @@ fn ls_and_get_show_what_there_is() {
 fn the_summary_of_read_for_machines() {
     within(LIMIT, || {
         let world = World::small("json");
-        let done = world.server.client("read", "set", &["--json", "--epochs", "2", "--batch-size", "9"]).finish(PATIENCE);
+        let done =
+            world.server.client("read", "set", &["--json", "--epochs", "2", "--batch-size", "9"]).finish(PATIENCE);
         assert_eq!(done.code, Some(0), "{}", done.stderr);
         let summary: Value = serde_json::from_str(done.text()).unwrap();
         let bytes: usize = world.written.iter().map(|one| one.jpg.len() + one.cls.len()).sum();
@@ -347,25 +354,23 @@ fn a_restart_reads_only_what_changed() {
     });
 }
 
-/// A server and a reader that was stopped in the middle of a sample of 60 MB.
-fn a_slow_reader(name: &str, grace: &str) -> (World, Running) {
-    let sizes = Sizes::Fixed(60_000_000);
-    let world = World::new(name, 4, sizes, &["--grace", grace]);
-    let reader = world.server.client("get", "set", &["--sample", "2", "--field", "jpg"]);
-    // It has asked when its process holds bytes; it is stopped long before it can have everything.
-    until("the reader reads", || resident(reader.id()) > 20_000_000);
-    reader.signal("STOP");
-    (world, reader)
+/// A server and a reader that gets its 30 MB over a wire of 10 MB/s, and is in the middle of it.
+fn a_slow_reader(name: &str, grace: &str) -> (World, SlowReader) {
+    let world = World::new(name, 4, Sizes::Fixed(30_000_000), &["--grace", grace]);
+    let target = world.server.url.trim_start_matches("https://").parse().unwrap();
+    let wire = DelayConfig { rate: Some(10_000_000), queue: 1 << 20, ..DelayConfig::default() };
+    let line = DelayLine::start(target, wire).unwrap();
+    let url = format!("https://{}", line.addr()).parse().unwrap();
+    let client = Client::connect(&url, config(&world.server, 128 << 20)).unwrap();
+    let dataset = client.dataset("set").unwrap();
+    let thread = std::thread::spawn(move || dataset.fetch(&[2], Some(&["jpg"])));
+    until("a tenth is there", || line.stats().1.bytes > 3_000_000);
+    (world, SlowReader { thread, line })
 }
 
-/// Bytes of memory of a process that are its own and in use, its locked pool left out: what arrived for it.
-fn resident(id: u32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
-    let figure = |name: &str| {
-        let line = status.lines().find(|line| line.starts_with(name)).unwrap_or_default();
-        line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
-    };
-    figure("VmRSS:")
+struct SlowReader {
+    thread: std::thread::JoinHandle<Result<Batch, Error>>,
+    line: DelayLine,
 }
 
 #[test]
@@ -373,30 +378,24 @@ fn what_is_in_flight_may_finish_after_sigterm() {
     within(LIMIT, || {
         let (world, reader) = a_slow_reader("grace", "40s");
         world.server.running.signal("TERM");
-        let mut server = world.server.running;
-        until("it says that it ends", || server.stderr().contains("ending"));
-        // New clients are turned away, the one in flight is waited for.
-        std::thread::sleep(Duration::from_millis(500));
-        assert!(server.ended().is_none(), "it waits for the reader: {}", server.stderr());
-        reader.signal("CONT");
-        let done = reader.finish(PATIENCE);
-        assert_eq!(done.code, Some(0), "{}", done.stderr);
-        assert!(done.stdout == world.written[2].jpg, "the whole answer");
+        assert!(!reader.thread.is_finished(), "too fast for this test");
+        let batch = reader.thread.join().unwrap().unwrap();
+        assert!(batch.field(0, 0) == Some(&world.written[2].jpg), "the whole answer");
         let started = Instant::now();
-        assert_eq!(server.finish(PATIENCE).code, Some(0));
+        assert_eq!(world.server.running.finish(PATIENCE).code, Some(0));
         assert!(started.elapsed() < Duration::from_secs(20), "it ends once nothing is in flight");
+        drop(reader.line);
     });
 }
 
 #[test]
 fn grace_ends() {
     within(LIMIT, || {
-        let (world, reader) = a_slow_reader("grace-ends", "1s");
+        let (world, reader) = a_slow_reader("grace-ends", "500ms");
         world.server.running.signal("TERM");
-        let started = Instant::now();
         assert_eq!(world.server.running.finish(PATIENCE).code, Some(0));
-        assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
-        drop(reader);
+        assert!(!reader.thread.is_finished() || reader.thread.join().unwrap().is_err(), "it was not waited for");
+        drop(reader.line);
     });
 }
 
@@ -411,6 +410,7 @@ fn a_second_signal_ends_at_once() {
         assert!(server.ended().is_none());
         server.signal("TERM");
         assert_eq!(server.finish(Duration::from_secs(10)).code, Some(130));
-        drop(reader);
+        assert!(!reader.thread.is_finished() || reader.thread.join().unwrap().is_err(), "it was not waited for");
+        drop(reader.line);
     });
 }

@@ -87,7 +87,7 @@ pub fn start<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(arguments: I) -> Runnin
 #[derive(Debug)]
 pub struct Running {
     child: Child,
-    lines: Receiver<String>,
+    lines: Mutex<Receiver<String>>,
     stdout: Option<thread::JoinHandle<Vec<u8>>>,
     stderr: Arc<Mutex<String>>,
     stderr_reader: Option<thread::JoinHandle<()>>,
@@ -121,7 +121,7 @@ impl Running {
                 kept.lock().expect("no panics").push_str(&String::from_utf8_lossy(&buffer[..length]));
             }
         });
-        Running { child, lines, stdout: Some(stdout), stderr, stderr_reader: Some(stderr_reader) }
+        Running { child, lines: Mutex::new(lines), stdout: Some(stdout), stderr, stderr_reader: Some(stderr_reader) }
     }
 
     pub fn id(&self) -> u32 {
@@ -140,7 +140,8 @@ impl Running {
     pub fn line(&mut self, patience: Duration, wanted: impl Fn(&str) -> bool) -> String {
         let until = Instant::now() + patience;
         loop {
-            match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            match self.lines.get_mut().expect("no panics").recv_timeout(until.saturating_duration_since(Instant::now()))
+            {
                 Ok(line) if wanted(&line) => return line,
                 Ok(_) => {}
                 Err(RecvTimeoutError::Timeout) => panic!("no such line within {patience:?}\n{}", self.stderr()),
