@@ -12,7 +12,7 @@ use forebay_client::transport::h3::server::{Server, ServerConfig};
 use forebay_client::transport::h3::tls::Identity;
 use forebay_client::transport::pool::{Ledger, Slab, SlabConfig};
 use forebay_server::catalog;
-use forebay_server::publish::{Publish, Published, publish};
+use forebay_server::publish::{Publish, PublishError, Published, publish};
 use forebay_server::serve::registry::Registry;
 use forebay_server::serve::{Service, ServiceConfig};
 use forebay_server::store::PreadConfig;
@@ -25,6 +25,8 @@ use crate::units::{count, size};
 
 /// Set when the server ends: indexing then ends too.
 static CANCEL: AtomicBool = AtomicBool::new(false);
+/// Set when a dataset has damaged shards.
+static DAMAGED: AtomicBool = AtomicBool::new(false);
 
 pub fn run(args: &Serve) -> Result<(), Failure> {
     if !args.listen.ip().is_loopback() && !args.open {
@@ -81,7 +83,8 @@ async fn serve(args: &Serve, state: &Path, work: Vec<Publish>) -> Result<(), Fai
     let _ = tokio::task::spawn_blocking(move || indexer.join()).await;
     tracing::info!("served {}", service.metrics().snapshot(&slab));
     if failed.load(Ordering::Relaxed) {
-        return Err(Failure::new(failure::DAMAGED, "there is no dataset that can be served"));
+        let code = if DAMAGED.load(Ordering::Relaxed) { failure::DAMAGED } else { failure::OTHER };
+        return Err(Failure::new(code, "there is no dataset that can be served"));
     }
     Ok(())
 }
@@ -196,7 +199,11 @@ fn index(
                     announce(&dataset.name, &published, started.elapsed());
                 }
                 Err(_) if CANCEL.load(Ordering::Relaxed) => return,
-                Err(error) => eprintln!("forebay: {error}"),
+                Err(error) => {
+                    let damaged = matches!(error, PublishError::Build(catalog::BuildError::Damaged { .. }));
+                    DAMAGED.fetch_or(damaged, Ordering::Relaxed);
+                    eprintln!("forebay: {error}");
+                }
             }
         }
         if served.load(Ordering::Relaxed) == 0 {

@@ -31,7 +31,11 @@ pub fn cpu_of(pid: u32) -> Option<Duration> {
     Some(Duration::from_secs_f64(ticks as f64 / per_second.max(1) as f64))
 }
 
-/// Sets `flag` at the first Ctrl-C; the second ends the process as usual.
+/// How long the program may take to come to its end by itself after Ctrl-C.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Sets `flag` at the first Ctrl-C. A second one ends the process at once, and so does [`PATIENCE`]: what waits for a
+/// server that says nothing does not look at the flag.
 pub fn on_interrupt(flag: &'static AtomicBool) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     std::thread::Builder::new().name("interrupt".into()).spawn(move || {
@@ -39,7 +43,8 @@ pub fn on_interrupt(flag: &'static AtomicBool) -> io::Result<()> {
             if tokio::signal::ctrl_c().await.is_ok() {
                 flag.store(true, Ordering::Relaxed);
             }
-            if tokio::signal::ctrl_c().await.is_ok() {
+            if !matches!(tokio::time::timeout(PATIENCE, tokio::signal::ctrl_c()).await, Ok(Err(_))) {
+                eprintln!("forebay: interrupted");
                 std::process::exit(i32::from(crate::failure::INTERRUPTED));
             }
         });
