@@ -99,6 +99,10 @@ pub struct Serve {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
     pub grace: Duration,
 
+    /// The largest UDP payload to look for on a path, in bytes; less where a network promises more than it carries
+    #[arg(long, value_name = "BYTES", default_value_t = 8952, value_parser = clap::value_parser!(u16).range(1200..=65_527))]
+    pub max_mtu: u16,
+
     /// Threads that read shards [default: twice the processors, at most 16]
     #[arg(long, value_name = "N")]
     pub read_threads: Option<usize>,

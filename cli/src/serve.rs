@@ -52,8 +52,9 @@ async fn serve(args: &Serve, state: &Path, work: Vec<Publish>) -> Result<(), Fai
     let identity = identity.map_err(Failure::usage)?;
     let fingerprint = identity.fingerprint();
     let capacity = usize::try_from(pool).unwrap_or(usize::MAX);
-    let server = ServerConfig::new(args.listen, identity, capacity).within(ledger.remaining());
-    let server = Server::bind(server).map_err(Failure::other)?;
+    let mut config = ServerConfig::new(args.listen, identity, capacity);
+    config.transport.max_mtu = args.max_mtu;
+    let server = Server::bind(config.within(ledger.remaining())).map_err(Failure::other)?;
     for claim in server.claims() {
         ledger.claim(claim.name, claim.bytes).map_err(Failure::usage)?;
     }

@@ -51,7 +51,8 @@ impl Client {
         ledger.claim("pool", pool)?;
         // What the transport may hold is credit given to the server; it limits a path's speed just as the pool does, so
         // it gets all that is left.
-        let transport = TransportConfig::client().within(ledger.remaining());
+        let transport = TransportConfig { max_mtu: config.max_mtu, ..TransportConfig::client() };
+        let transport = transport.within(ledger.remaining());
         let path_bytes = transport.receive_window;
         let connector =
             Connector::new(ConnectConfig { trust: config.trust, transport, timeout: config.connect_timeout })?;

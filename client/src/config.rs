@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use forebay_transport::h3::endpoint::TransportConfig;
 use forebay_transport::h3::tls::Trust;
 
 use crate::loader::OnError;
@@ -17,13 +18,21 @@ pub struct ClientConfig {
     pub trust: Trust,
     /// How long the first connection may take. Default 10 s.
     pub connect_timeout: Duration,
+    /// The largest UDP payload to look for on the path, in bytes, 1200 at least. Default 8952 (jumbo frames).
+    pub max_mtu: u16,
     /// Operations in flight on one link. Default 128, and never more than the server allows.
     pub window: usize,
 }
 
 impl Default for ClientConfig {
     fn default() -> ClientConfig {
-        ClientConfig { memory: 512 << 20, trust: Trust::System, connect_timeout: Duration::from_secs(10), window: 128 }
+        ClientConfig {
+            memory: 512 << 20,
+            trust: Trust::System,
+            connect_timeout: Duration::from_secs(10),
+            max_mtu: TransportConfig::client().max_mtu,
+            window: 128,
+        }
     }
 }
 

@@ -43,6 +43,14 @@ pub fn forebay() -> &'static Path {
         if release {
             cargo.arg("--release");
         }
+        // What cargo told us about our own package would look to build scripts (ring's, for one) like a change: they would
+        // run again now, and once more for the next build outside, and all that depends on them be compiled anew each time.
+        for (name, _) in std::env::vars_os() {
+            if ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|told| name.as_encoded_bytes().starts_with(told.as_bytes()))
+            {
+                cargo.env_remove(name);
+            }
+        }
         let status = cargo.status().expect("cargo runs");
         assert!(status.success(), "forebay does not build: {status}");
         folder.join("forebay")

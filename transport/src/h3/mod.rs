@@ -9,6 +9,8 @@
 //! - [`server`]: accepts connections and calls an [`exchange::Handler`](crate::exchange::Handler).
 //! - [`client`]: connects, asks, and is a [`Link`](crate::link::Link).
 
+#[doc(hidden)]
+pub mod bare;
 pub mod client;
 pub mod endpoint;
 mod frames;
