@@ -211,8 +211,9 @@ fn read_ends_with_its_exit_code_in_mid_epoch() {
     within(LIMIT, || {
         let world = World::new("exit-code");
         let flags = ["--epochs", "100000", "--json", "--batch-size", "8", "--memory", "36MiB"];
+        let before = world.server.running.bytes_read();
         let reader = world.server.client("read", "set", &flags);
-        std::thread::sleep(Duration::from_millis(300));
+        until("samples are read", || world.server.running.bytes_read() > before + 20_000_000);
         let fresh = world.data.join("new");
         write_shard(&fresh, 3, NEW);
         fs::rename(fresh, shard(&world.data, 3)).unwrap();

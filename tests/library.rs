@@ -286,3 +286,22 @@ fn a_loader_outlives_the_handles_it_was_made_from() {
         until("the client's thread ends", || threads() == 0);
     });
 }
+
+#[test]
+fn a_client_that_is_closed_ends_what_is_left_of_it() {
+    within(LIMIT, || {
+        let world = World::varied("closed");
+        let client = connect(&world.server, MEMORY);
+        let dataset = client.dataset("set").unwrap();
+        let mut loader = dataset.loader(LoaderOptions { epochs: None, ..options(2) }).unwrap();
+        let kept = loader.next().unwrap().unwrap();
+        client.close();
+        assert!(loader.find_map(Result::err).is_some_and(|error| matches!(error, Error::Closed)));
+        assert!(matches!(dataset.fetch(&[1], None), Err(Error::Closed)));
+        assert!(matches!(dataset.sample(1), Err(Error::Closed)));
+        kept.iter().for_each(|sample| same(&sample, &world.written[sample.ordinal() as usize]));
+        // The server is not kept from ending, and its grace is half a minute.
+        world.server.running.signal("TERM");
+        assert_eq!(world.server.running.finish(Duration::from_secs(10)).code, Some(0));
+    });
+}

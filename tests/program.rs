@@ -36,6 +36,12 @@ impl World {
         World::new(name, 40, Sizes::Cycle(vec![1, 900, 0, 30_000]), &[])
     }
 
+    /// Waits until this many more bytes were read for somebody.
+    fn served(&self, bytes: u64) {
+        let before = self.server.running.bytes_read();
+        until("samples are read", || self.server.running.bytes_read() > before + bytes);
+    }
+
     fn certificate(&self) -> String {
         self.scratch.join("state/certificate.pem").to_str().unwrap().to_owned()
     }
@@ -176,7 +182,7 @@ fn a_server_lost_for_good_ends_a_read_with_3() {
         let world = World::small("lost");
         let flags = ["--epochs", "1000000", "--stall-timeout", "2s", "--json"];
         let reader = world.server.client("read", "set", &flags);
-        std::thread::sleep(Duration::from_millis(500));
+        world.served(3_000_000);
         drop(world.server);
         let done = reader.finish(PATIENCE);
         assert_eq!(done.code, Some(3), "{}", done.stderr);
@@ -276,7 +282,7 @@ fn read_ends_at_ctrl_c_and_says_what_it_did() {
     within(LIMIT, || {
         let world = World::small("interrupted");
         let reader = world.server.client("read", "set", &["--epochs", "1000000", "--json"]);
-        std::thread::sleep(Duration::from_millis(500));
+        world.served(3_000_000);
         reader.signal("INT");
         let done = reader.finish(PATIENCE);
         assert_eq!(done.code, Some(130), "{}", done.stderr);
@@ -314,7 +320,9 @@ fn the_data_folder_is_never_written_to() {
             let server = Server::start(&[("set", &pattern)], &scratch.join("state"), &[]);
             assert_eq!(server.client("read", "set", &[]).finish(PATIENCE).code, Some(0));
             server.running.signal("TERM");
+            let started = Instant::now();
             assert_eq!(server.running.finish(PATIENCE).code, Some(0));
+            assert!(started.elapsed() < Duration::from_secs(10), "a reader that is gone is not waited for");
         }
         assert_eq!(listing(&scratch.join("data")), before);
         let state = listing(&scratch.join("state"));

@@ -1,5 +1,7 @@
 //! From URLs and trust flags to a client.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use forebay_client::blocking::{Client, Dataset};
 use forebay_client::{ClientConfig, ServerUrl, Trust};
 
@@ -29,7 +31,19 @@ pub fn client(url: &ServerUrl, trust: &TrustArgs, memory: Option<u64>) -> Result
     if let Some(memory) = memory {
         config.memory = memory;
     }
-    Ok(Client::connect(url, config)?)
+    let client = Client::connect(url, config)?;
+    open().push(client.clone());
+    Ok(client)
+}
+
+fn open() -> MutexGuard<'static, Vec<Client>> {
+    static OPEN: Mutex<Vec<Client>> = Mutex::new(Vec::new());
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes leave of the servers, however the command ended: the program's last act.
+pub fn close() {
+    open().drain(..).for_each(Client::close);
 }
 
 pub fn parse(url: &str) -> Result<ServerUrl, Failure> {

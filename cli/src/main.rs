@@ -30,6 +30,7 @@ fn main() -> ExitCode {
         Command::Read(args) => read::run(args),
         Command::Demo(args) => demo::run(args),
     });
+    connect::close();
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure { code, message }) => {

@@ -29,6 +29,11 @@ impl Client {
         block_on(self.0.dataset(name)).map(Dataset)
     }
 
+    /// See [`Client::close`](client::Client::close).
+    pub fn close(self) {
+        block_on(self.0.close());
+    }
+
     /// See [`Client::pool`](client::Client::pool).
     pub fn pool(&self) -> Usage {
         self.0.pool()

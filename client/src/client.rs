@@ -93,6 +93,16 @@ impl Client {
         rtt.await.ok().flatten()
     }
 
+    /// Ends the client, whatever handles are left, and waits until the server was told: a moment. For
+    /// programs about to exit: a server that shuts down waits for clients that vanished without a word. Dropping the last
+    /// handle tells it as well, in the background.
+    pub async fn close(self) {
+        let (reply, ended) = oneshot::channel();
+        if self.send(Command::End(reply)).is_ok() {
+            let _ = ended.await;
+        }
+    }
+
     /// The datasets of the server, whatever state they are in.
     pub async fn datasets(&self) -> Result<DatasetList, Error> {
         let list: DatasetList = self.document("/v1/datasets").await?;
@@ -421,9 +431,10 @@ mod tests {
         let (out, batches) = mpsc::unbounded_channel();
         let mut waiting = Loader { client: client.clone(), id: 7, batches, ended: None };
         let (reply, _) = oneshot::channel();
-        // The channel of a loader that is there already is the driver's, and goes with it.
+        // The channel of a loader that is there already is the driver's, and goes with it: not while the panic unwinds.
+        thread_local!(static KEPT: std::cell::RefCell<Option<mpsc::UnboundedSender<Delivery>>> = const { std::cell::RefCell::new(None) });
         let make = Box::new(move |_| {
-            let _out = out;
+            KEPT.set(Some(out));
             panic!("of {} kinds", 3)
         });
         let (other, _) = mpsc::unbounded_channel();

@@ -170,6 +170,17 @@ impl Running {
         assert!(status.expect("kill runs").success(), "kill -{name} {}", self.id());
     }
 
+    /// Bytes that it has read from files so far, cached or not. What arrives over the network does not count.
+    ///
+    /// # Panics
+    /// When it has ended.
+    pub fn bytes_read(&self) -> u64 {
+        let path = format!("/proc/{}/io", self.id());
+        let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+        let figure = text.lines().find_map(|line| line.strip_prefix("rchar: ")).expect("rchar");
+        figure.trim().parse().expect("a number")
+    }
+
     /// Its status, if it has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("our own child")

@@ -45,6 +45,8 @@ pub(crate) enum Command {
     },
     /// Whether there is a path now, and its round trip.
     Rtt(oneshot::Sender<Option<Duration>>),
+    /// The thread ends, whoever still has a handle. The sender is dropped once the server was told.
+    End(oneshot::Sender<()>),
 }
 
 /// What the driver hands a consumer.
@@ -84,6 +86,8 @@ struct Driver {
     stats_due: Instant,
     /// Why the path is down, while it is.
     down: Option<String>,
+    /// Who waits for the thread's end. Dropped with it, after the server was told.
+    ending: Vec<oneshot::Sender<()>>,
 }
 
 /// Starts the thread and connects. Ready when the first connection stands, or failed.
@@ -101,7 +105,9 @@ pub(crate) async fn start(
                 Err(error) => _ = connected.send(Err(error)),
                 Ok(connection) => {
                     if connected.send(Ok(())).is_ok() {
-                        Driver::new(Path::new(dialer, connection), slab, commands).run(&panicked).await;
+                        let mut driver = Driver::new(Path::new(dialer, connection), slab, commands);
+                        driver.run(&panicked).await;
+                        driver.path.close().await;
                     }
                 }
             }
@@ -126,12 +132,13 @@ impl Driver {
             timer: Box::pin(tokio::time::sleep_until(now)),
             stats_due: now + STATS_EVERY,
             down: None,
+            ending: Vec::new(),
         }
     }
 
     /// Runs until every handle is gone and every machine has ended. A panic ends it too, and is told before the consumers'
     /// channels close, so that they can say more than that they are closed.
-    async fn run(mut self, panicked: &Panicked) {
+    async fn run(&mut self, panicked: &Panicked) {
         poll_fn(|cx| {
             catch_unwind(AssertUnwindSafe(|| self.turn(cx))).unwrap_or_else(|payload| {
                 let text = payload.downcast_ref::<String>().map(String::as_str);
@@ -227,6 +234,10 @@ impl Driver {
             Command::Ask { path, reply } => {
                 self.asks.push(Waiting { path, reply, since: Instant::now() });
                 self.ask();
+            }
+            Command::End(reply) => {
+                self.ending.push(reply);
+                self.commands.close();
             }
             Command::Rtt(reply) => {
                 let _ = reply.send(self.path.stats().map(|stats| stats.rtt));

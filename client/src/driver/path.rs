@@ -17,6 +17,10 @@ const BASE: Duration = Duration::from_millis(50);
 /// The longest pause: short, so that delivery resumes soon once the wire is back.
 const CEILING: Duration = Duration::from_millis(1000);
 
+/// How long a connection that was closed is kept, so that its last packet goes out. It is not waited for to arrive: a server
+/// that never gets it finds out by silence.
+const GOODBYE: Duration = Duration::from_millis(50);
+
 /// Whom to dial.
 pub(crate) struct Dialer {
     pub connector: Connector,
@@ -103,6 +107,14 @@ impl Path {
                     Poll::Ready(()) => self.state = State::Dialling(self.dialer.dial()),
                 },
             }
+        }
+    }
+
+    /// Tells the server that nobody is left here: it would otherwise wait for what it sent to be acknowledged.
+    pub(crate) async fn close(&self) {
+        if let State::Up { connection, .. } = &self.state {
+            connection.close();
+            let _ = tokio::time::timeout(GOODBYE, connection.closed()).await;
         }
     }
 
