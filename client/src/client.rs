@@ -93,9 +93,9 @@ impl Client {
         rtt.await.ok().flatten()
     }
 
-    /// Ends the client, whatever handles are left, and waits until the server was told: a moment. For
-    /// programs about to exit: a server that shuts down waits for clients that vanished without a word. Dropping the last
-    /// handle tells it as well, in the background.
+    /// Ends the client, whatever handles are left, and waits until the server was told: a moment. For programs about to
+    /// exit: a server that shuts down waits for clients that vanished without a word. Dropping the last handle tells it
+    /// as well, in the background.
     pub async fn close(self) {
         let (reply, ended) = oneshot::channel();
         if self.send(Command::End(reply)).is_ok() {
@@ -432,7 +432,8 @@ mod tests {
         let mut waiting = Loader { client: client.clone(), id: 7, batches, ended: None };
         let (reply, _) = oneshot::channel();
         // The channel of a loader that is there already is the driver's, and goes with it: not while the panic unwinds.
-        thread_local!(static KEPT: std::cell::RefCell<Option<mpsc::UnboundedSender<Delivery>>> = const { std::cell::RefCell::new(None) });
+        type Kept = std::cell::RefCell<Option<mpsc::UnboundedSender<Delivery>>>;
+        thread_local!(static KEPT: Kept = Kept::default());
         let make = Box::new(move |_| {
             KEPT.set(Some(out));
             panic!("of {} kinds", 3)
