@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use forebay_system::program::{self, Finished, PATIENCE, Server};
 use forebay_system::scratch::Scratch;
 use forebay_system::tars::{self, Shards, Sizes};
+use forebay_system::world::until;
 use forebay_transport::sim::delay::{DelayConfig, DelayLine};
 use serde_json::Value;
 
@@ -125,7 +126,7 @@ fn ranks_add_up_to_the_whole_within_their_memory() {
 fn a_server_killed_in_mid_epoch_and_started_again_is_found_at_once() {
     let scratch = Scratch::new("killed");
     let (shards, state) = (shards(&scratch, 4, 2000, Sizes::ImageNet), scratch.join("state"));
-    let mut server = serve_on("127.0.0.1:0", &shards, &state);
+    let mut server = serve_on(&program::lasting_address(), &shards, &state);
     let flags = ["--json", "--digest", "--epochs", "6", "--batch-size", "64", "--memory", "128MiB"];
     let calm = json(&server.client("read", "data", &flags).finish(PATIENCE));
     let took = calm["seconds"].as_f64().unwrap();
@@ -135,6 +136,8 @@ fn a_server_killed_in_mid_epoch_and_started_again_is_found_at_once() {
     std::thread::sleep(Duration::from_secs_f64(took / 3.0));
     assert!(reader.ended().is_none(), "there is nothing left to disturb");
     server.running.signal("KILL");
+    // Until it has ended its port is taken.
+    until("the server has ended", || server.running.ended().is_some());
     let listen = server.url["https://".len()..].to_owned();
     server = serve_on(&listen, &shards, &state);
     let stormy = json(&reader.finish(PATIENCE));

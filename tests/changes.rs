@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use forebay_client::blocking::{Client, Dataset, Loader};
 use forebay_client::{Error, LoaderError, LoaderOptions, Shuffle};
-use forebay_system::program::{PATIENCE, Server};
+use forebay_system::program::{self, PATIENCE, Server};
 use forebay_system::scratch::Scratch;
 use forebay_system::tars;
 use forebay_system::world::{connect, until, within};
@@ -56,7 +56,8 @@ impl World {
                 write_shard(&shard(&scratch.join(folder), index), index, OLD);
             }
         }
-        let server = World::serve(&scratch, &[]);
+        // A test may start it again at the same address.
+        let server = World::serve(&scratch, &["--listen", &program::lasting_address()]);
         World { scratch, data, server }
     }
 
@@ -269,7 +270,6 @@ fn a_server_restarted_on_the_same_shards_goes_unnoticed() {
             write_shard(&shard(data, 2), 2, OLD);
         });
         assert_eq!(read_old(&mut loader).unwrap(), SHARDS * PER_SHARD - 8, "exactly once, across the restart");
-        assert!(loader.stats().retried > 0 || loader.stats().failed > 0, "{:?}", loader.stats());
         world.other_is_well();
     });
 }

@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
@@ -55,6 +56,21 @@ pub fn forebay() -> &'static Path {
         assert!(status.success(), "forebay does not build: {status}");
         folder.join("forebay")
     })
+}
+
+/// A loopback address that is free and stays so between two servers that use it one after the other: its port is below those
+/// that the system gives to sockets without one.
+///
+/// # Panics
+/// When a thousand ports in a row are taken.
+pub fn lasting_address() -> String {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let start = std::process::id() as u16 % 16_000;
+    (0..1000)
+        .map(|_| 12_000 + (start + NEXT.fetch_add(1, Ordering::Relaxed)) % 16_000)
+        .map(|port| format!("127.0.0.1:{port}"))
+        .find(|address| std::net::UdpSocket::bind(address).is_ok())
+        .expect("a free port")
 }
 
 /// What a finished run of the program left.
