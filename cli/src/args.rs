@@ -50,6 +50,10 @@ pub enum Command {
     Read(Read),
     /// Serve shards on loopback and read a shuffled epoch back, directly and through a 50 ms round trip
     Demo(Demo),
+    /// Make an index that travels with the shards, so that nobody who serves or reads them need read them first
+    Index(Index),
+    /// Read every byte of the shards again, and tell which samples are no longer what was indexed
+    Verify(Verify),
 }
 
 #[derive(Debug, Args)]
@@ -95,6 +99,11 @@ pub struct Serve {
     #[arg(long)]
     pub skip_damaged: bool,
 
+    /// An index made by `forebay index`, for shards it knows; for one of several datasets, say which
+    /// [default: one that lies beside the shards, if there is one]
+    #[arg(long, value_name = "[NAME=]FILE", value_parser = parse_index)]
+    pub index: Vec<IndexArg>,
+
     /// How long requests in flight may go on after SIGTERM or Ctrl-C
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
     pub grace: Duration,
@@ -113,6 +122,13 @@ pub struct Serve {
 pub struct DatasetArg {
     pub name: String,
     pub shards: String,
+}
+
+/// `[NAME=]FILE`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IndexArg {
+    pub dataset: Option<String>,
+    pub file: PathBuf,
 }
 
 /// How to know that the server is who it says it is.
@@ -262,6 +278,68 @@ pub struct Demo {
     /// Print the table as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  forebay index /data/imagenet
+  forebay index '/data/imagenet-train-{000000..001281}.tar' --output /srv/indexes/imagenet-train.fbi
+
+The index lies beside the shards, where `serve` and `read` find it by themselves, or wherever --output says: then
+name it to them with --index. Shards are named in it relative to their folder, so that it serves any copy of the data
+whose files have the same sizes and times of last change (`cp -p`, `rsync -a`). An index that is there already is
+brought up to date: only shards that are new or changed are read. A build that was killed goes on where it was.")]
+pub struct Index {
+    /// Shards: files, folders, patterns or brace lists, as for `serve`
+    #[arg(required = true, value_name = "SHARDS")]
+    pub paths: Vec<String>,
+    /// Where to write it [default: beside the shards, named after what their names have in common, or `forebay.fbi`]
+    #[arg(long, short, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Leave damaged shards out. This makes another version of the dataset
+    #[arg(long)]
+    pub skip_damaged: bool,
+    /// Threads that read shards [default: as many as there are processors]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Print the summary as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  forebay verify /data/imagenet
+  forebay verify --index /data/imagenet/forebay.fbi --json
+
+Every byte is read from the disk and compared with the checksums of the index, whatever the files' times say. What
+does not match is told by shard, sample, key, field and offset; the exit code is then 5.")]
+pub struct Verify {
+    /// Shards, as for `serve` [default: those that the index names, in its folder]
+    #[arg(value_name = "SHARDS", required_unless_present = "index")]
+    pub paths: Vec<String>,
+    /// The index to compare with [default: the one beside the shards, or the one that `read` made]
+    #[arg(long, value_name = "FILE")]
+    pub index: Option<PathBuf>,
+    /// Threads that read shards [default: as many as there are processors]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Print what was found as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn parse_index(text: &str) -> Result<IndexArg, String> {
+    let (dataset, file) = match text.split_once('=') {
+        Some((name, file)) if !name.contains('/') => (Some(name.to_owned()), file),
+        _ => (None, text),
+    };
+    if file.is_empty() {
+        return Err("expected FILE or NAME=FILE".to_owned());
+    }
+    Ok(IndexArg { dataset, file: file.into() })
 }
 
 fn parse_dataset(text: &str) -> Result<DatasetArg, String> {

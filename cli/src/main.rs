@@ -5,14 +5,17 @@ mod connect;
 mod demo;
 mod failure;
 mod get;
+mod index;
 mod ls;
 mod output;
 mod progress;
 mod read;
 mod serve;
+mod shards;
 mod table;
 mod units;
 mod usage;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -29,6 +32,8 @@ fn main() -> ExitCode {
         Command::Get(args) => get::run(args),
         Command::Read(args) => read::run(args),
         Command::Demo(args) => demo::run(args),
+        Command::Index(args) => index::run(args),
+        Command::Verify(args) => verify::run(args),
     });
     connect::close();
     match done {

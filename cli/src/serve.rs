@@ -4,8 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use forebay_client::transport::h3::server::{Server, ServerConfig};
@@ -17,10 +17,10 @@ use forebay_server::serve::registry::Registry;
 use forebay_server::serve::{Service, ServiceConfig};
 use forebay_server::store::PreadConfig;
 
-use crate::args::Serve;
+use crate::args::{IndexArg, Serve};
 use crate::failure::{self, Failure};
 use crate::output;
-use crate::progress::Progress;
+use crate::shards::{self, Watch};
 use crate::units::{count, size};
 
 /// Set when the server ends: indexing then ends too.
@@ -144,16 +144,33 @@ fn datasets(args: &Serve, state: &Path) -> Result<Vec<Publish>, Failure> {
                 name: dataset.name.clone(),
                 sources,
                 index: state.join("indexes").join(format!("{}.fbi", dataset.name)),
+                portable: None,
                 skip_damaged: args.skip_damaged,
                 store,
             }),
         }
     }
     for Publish { name, sources, .. } in &work {
-        let mut seen = std::collections::BTreeSet::new();
-        if let Some(twice) = sources.iter().find(|source| !seen.insert(&source.name)) {
-            return Err(Failure::usage(format!("dataset {name}: two shards are called {}", twice.name)));
-        }
+        shards::distinct(&format!("dataset {name}"), sources)?;
+    }
+    let several = work.len() > 1;
+    for IndexArg { dataset, file } in &args.index {
+        let known = match dataset {
+            Some(name) => work.iter_mut().find(|work| work.name == *name),
+            None if several => {
+                let file = file.display();
+                return Err(Failure::usage(format!("--index {file}: of which dataset? Say --index NAME={file}")));
+            }
+            None => work.first_mut(),
+        };
+        let Some(known) = known else {
+            let name = dataset.as_deref().unwrap_or_default();
+            return Err(Failure::usage(format!("--index: no dataset {name} is to be served")));
+        };
+        known.portable = Some(file.clone());
+    }
+    for known in work.iter_mut().filter(|work| work.portable.is_none()) {
+        known.portable = catalog::beside(&known.sources);
     }
     Ok(work)
 }
@@ -173,27 +190,10 @@ fn index(
             if CANCEL.load(Ordering::Relaxed) {
                 return;
             }
-            let progress = Mutex::new(Progress::new());
-            let lock = || progress.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            let watch = Watch::new(format!("indexing {}", dataset.name));
             let started = std::time::Instant::now();
-            let watch = |now: &catalog::Progress| {
-                lock().show(|| {
-                    let seconds = started.elapsed().as_secs_f64();
-                    let rate = now.bytes_done as f64 / seconds;
-                    let left = (now.bytes_total - now.bytes_done) as f64 / rate.max(1.0);
-                    format!(
-                        "indexing {}: {} of {} in {} of {} shards, {:.2} GB/s, {left:.0} s left",
-                        dataset.name,
-                        size(now.bytes_done),
-                        size(now.bytes_total),
-                        now.shards_done,
-                        now.shards_total,
-                        rate / 1e9
-                    )
-                });
-            };
-            let done = publish(&registry, dataset, &watch, &CANCEL);
-            lock().clear();
+            let done = publish(&registry, dataset, &|now| watch.build(now), &CANCEL);
+            watch.clear();
             match done {
                 Ok(published) => {
                     served.fetch_add(1, Ordering::Relaxed);

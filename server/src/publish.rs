@@ -18,6 +18,8 @@ pub struct Publish {
     pub sources: Vec<SourceFile>,
     /// The index file; its folder exists.
     pub index: PathBuf,
+    /// An index made elsewhere, for shards that it knows: see [`BuildRequest::portable`].
+    pub portable: Option<PathBuf>,
     /// Leave damaged shards out, which makes another version.
     pub skip_damaged: bool,
     pub store: PreadConfig,
@@ -68,9 +70,12 @@ fn attempt(
     progress: &(dyn Fn(&Progress) + Sync),
     cancel: &AtomicBool,
 ) -> Result<Published, PublishError> {
-    let Publish { name, sources, index, skip_damaged, store } = publish;
-    let request =
-        BuildRequest { skip_damaged: *skip_damaged, ..BuildRequest::new(name, sources.clone(), index.clone()) };
+    let Publish { name, sources, index, portable, skip_damaged, store } = publish;
+    let request = BuildRequest {
+        skip_damaged: *skip_damaged,
+        portable: portable.clone(),
+        ..BuildRequest::new(name, sources.clone(), index.clone())
+    };
     let watch = |now: &Progress| {
         let share = now.bytes_done as f64 / now.bytes_total.max(1) as f64;
         registry.set(name, State::Indexing { progress: share });

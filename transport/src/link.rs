@@ -16,17 +16,40 @@ use crate::pool::Lease;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Version(pub [u8; 32]);
 
+/// How a provisional version ends.
+const PROVISIONAL: [u8; 8] = *b"deferred";
+
 impl Version {
-    /// The form people and URLs see: `b3-` and 64 hexadecimal digits.
+    /// The form people and URLs see: `b3-` and 64 hexadecimal digits, or `hdr-` and 48 of a provisional version.
     pub fn parse(text: &str) -> Option<Version> {
+        if let Some(digits) = text.strip_prefix("hdr-").filter(|digits| digits.len() == 48) {
+            let padded = blake3::Hash::from_hex(format!("{digits}{:016x}", 0)).ok()?;
+            return Some(Version(*padded.as_bytes()).provisional());
+        }
         let hash = blake3::Hash::from_hex(text.strip_prefix("b3-")?).ok()?;
         Some(Version(*hash.as_bytes()))
+    }
+
+    /// Whether the shards' headers only were read to make it: it stands for which files they are, not for their bytes,
+    /// and gives way to another one once those have been read.
+    pub fn is_provisional(&self) -> bool {
+        self.0.ends_with(&PROVISIONAL)
+    }
+
+    /// The provisional version made of this hash: the first 24 bytes of it, and a mark.
+    pub fn provisional(mut self) -> Version {
+        self.0[24..].copy_from_slice(&PROVISIONAL);
+        self
     }
 }
 
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "b3-{}", blake3::Hash::from_bytes(self.0).to_hex())
+        let hex = blake3::Hash::from_bytes(self.0).to_hex();
+        match self.is_provisional() {
+            true => write!(f, "hdr-{}", &hex[..48]),
+            false => write!(f, "b3-{hex}"),
+        }
     }
 }
 
@@ -184,4 +207,25 @@ pub struct LinkStats {
     pub in_flight: usize,
     /// Payload bytes received since the link was made.
     pub bytes: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Version;
+
+    #[test]
+    fn versions_are_what_they_say() {
+        let final_one = Version([0xab; 32]);
+        let provisional = final_one.provisional();
+        assert!(provisional.is_provisional() && !final_one.is_provisional());
+        assert_eq!(provisional.to_string(), format!("hdr-{}", "ab".repeat(24)));
+        for version in [final_one, provisional] {
+            assert_eq!(Version::parse(&version.to_string()), Some(version));
+        }
+        for bad in
+            ["", "hdr-", "b3-ab", "hdr-xy", &format!("hdr-{}", "ab".repeat(32)), &format!("b3-{}", "ab".repeat(24))]
+        {
+            assert_eq!(Version::parse(bad), None, "{bad}");
+        }
+    }
 }

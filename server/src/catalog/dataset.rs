@@ -10,7 +10,8 @@ use forebay_transport::wire::describe::{
 };
 
 use super::index::{Entry, Index, IndexError, IndexedField};
-use super::{Extent, ShardFile};
+use super::{Depth, Extent, ShardFile};
+use crate::format::webdataset::ShardSamples;
 
 /// Why the catalog has no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -122,6 +123,16 @@ impl Dataset {
 
     pub fn version(&self) -> Version {
         self.index.version()
+    }
+
+    /// How deep the build looked that made its index.
+    pub fn depth(&self) -> Depth {
+        self.index.depth()
+    }
+
+    /// All that is known of the samples of the shard at this place in the list.
+    pub(super) fn shard_samples(&self, shard: usize) -> Result<ShardSamples, CatalogError> {
+        self.index.shard_samples(shard).map_err(|error| self.damaged(error))
     }
 
     /// How many samples there are; ordinals are `0..samples()`.

@@ -39,6 +39,11 @@ impl Fingerprint {
         self.hasher.update(&self.shards.to_le_bytes());
         Version(*self.hasher.finalize().as_bytes())
     }
+
+    /// The version while only the shards' headers have been read.
+    pub fn finish_provisional(self) -> Version {
+        self.finish().provisional()
+    }
 }
 
 #[cfg(test)]

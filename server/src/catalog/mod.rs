@@ -8,15 +8,19 @@ mod build;
 mod dataset;
 mod fingerprint;
 mod index;
+mod portable;
 mod source;
+mod verify;
 
 use std::path::PathBuf;
 
-pub use build::{BuildError, BuildRequest, Built, Damage, Monitor, Progress, build};
+pub use build::{BuildError, BuildRequest, Built, Damage, Depth, Monitor, Progress, build};
 pub use dataset::{CatalogError, Dataset, FieldStats, Sample, SampleExtent, Shard};
 pub use fingerprint::Fingerprint;
 pub use index::{FORMAT, LockError};
+pub use portable::{EXTENSION, beside, open, root};
 pub use source::{SourceError, SourceFile, resolve};
+pub use verify::{Rot, RotProblem, RottenField, Verified, VerifyError, verify};
 
 /// What tells that a file on disk is still the one that was indexed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +32,12 @@ pub struct Identity {
 }
 
 impl Identity {
+    /// Whether `file` can be taken for a copy of the file this was, by what copies keep: its size and the time of its last
+    /// change. Their bytes are not compared; the CRC of each field is, when it is read.
+    pub fn is_copy_of(&self, file: &Identity) -> bool {
+        self.size == file.size && self.mtime_ns == file.mtime_ns
+    }
+
     /// The identity of the file that `metadata` describes.
     pub fn of(metadata: &std::fs::Metadata) -> Identity {
         use std::os::unix::fs::MetadataExt;

@@ -147,6 +147,38 @@ impl TarReader {
         Ok(())
     }
 
+    /// How many of the next bytes need not be read to find members: they may be passed over with
+    /// [`skip`](TarReader::skip).
+    pub fn skippable(&self) -> u64 {
+        match self.state {
+            State::Data { left } | State::Skip { left } => left,
+            State::End => self.len.saturating_sub(self.at),
+            State::Header | State::Payload { .. } => 0,
+        }
+    }
+
+    /// Passes over the next `count` bytes, at most [`skippable`](TarReader::skippable). The CRC of the member that they
+    /// belong to is then of no use.
+    pub fn skip<F>(&mut self, count: u64, mut sink: F) -> Result<(), FormatError>
+    where
+        F: FnMut(Member<'_>) -> Result<(), FormatError>,
+    {
+        let count = count.min(self.skippable());
+        self.at += count;
+        match self.state {
+            State::Data { left } => {
+                self.state = State::Data { left: left - count };
+                if left == count {
+                    // As if its last byte had just been read: what is counted from there are the bytes before it.
+                    self.emit(&mut sink)?;
+                }
+            }
+            State::Skip { left } => self.state = skip(left - count),
+            State::Header | State::Payload { .. } | State::End => {}
+        }
+        Ok(())
+    }
+
     /// Says that there are no more bytes.
     pub fn finish(&self) -> Result<(), FormatError> {
         let begun = &self.block[..self.have];

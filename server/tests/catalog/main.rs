@@ -2,6 +2,7 @@
 
 mod building;
 mod content;
+mod portable;
 mod processes;
 mod speed;
 mod support;

@@ -100,7 +100,8 @@ fn a_build_that_is_killed_leaves_the_way_free() {
     let mut request = place.request();
     request.lock_wait = Some(Duration::from_secs(5));
     let built = quiet(&request).expect("nothing is in the way");
-    assert_eq!((built.bytes_read, built.dataset.samples()), (4 * size, 200));
+    // It died in the second of four shards: the first is not read again.
+    assert_eq!((built.bytes_read, built.dataset.samples()), (3 * size, 200));
     let fresh = Place::new();
     fill(&fresh);
     assert_eq!(built.dataset.version(), fresh.build().expect("intact shards").dataset.version());

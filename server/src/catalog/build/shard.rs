@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::catalog::{Identity, ShardFile};
@@ -12,6 +13,8 @@ use crate::format::webdataset::{Grouper, ShardSamples};
 /// Bytes of one read: large enough that system calls cost nothing, small enough to stay in a core's cache between the
 /// parser, which computes CRCs, and the digest.
 const BUFFER: usize = 2 << 20;
+/// Bytes of one read where only headers are wanted: the header, and small members along with it.
+const HEADERS: usize = 4096;
 /// A file system's clock ticks this often, or oftener: two changes within one tick leave the same times behind.
 const TICK: Duration = Duration::from_millis(20);
 
@@ -32,14 +35,10 @@ pub(super) enum ReadError {
     Stopped,
 }
 
-/// Reads a shard. `more` is told of the bytes read, and says whether to go on.
-pub(super) fn read(shard: &ShardFile, mut more: impl FnMut(u64) -> bool) -> Result<Indexed, ReadError> {
+/// Reads a shard. `more` is told how many bytes are done and how many were read for that, and says whether to go on.
+pub(super) fn read(shard: &ShardFile, mut more: impl FnMut(u64, u64) -> bool) -> Result<Indexed, ReadError> {
     let io = |offset| move |source| ReadError::Io { offset, source };
-    let mut file = File::open(&shard.path).map_err(io(0))?;
-    if Identity::of(&file.metadata().map_err(io(0))?) != shard.identity {
-        return Err(ReadError::Changed);
-    }
-    settle(&shard.identity);
+    let mut file = open(shard)?;
     let mut tar = TarReader::new(shard.identity.size);
     let mut grouper = Grouper::new();
     let mut hasher = blake3::Hasher::new();
@@ -57,7 +56,7 @@ pub(super) fn read(shard: &ShardFile, mut more: impl FnMut(u64) -> bool) -> Resu
         if offset > shard.identity.size {
             return Err(ReadError::Changed);
         }
-        if !more(bytes.len() as u64) {
+        if !more(bytes.len() as u64, bytes.len() as u64) {
             return Err(ReadError::Stopped);
         }
         if let Err(error) = tar.push(bytes, |member| grouper.push(member)) {
@@ -65,15 +64,102 @@ pub(super) fn read(shard: &ShardFile, mut more: impl FnMut(u64) -> bool) -> Resu
         }
         hasher.update(bytes);
     };
-    // Both the file that was read and the one that has the name now.
-    let now = [file.metadata(), fs::metadata(&shard.path)];
-    if !now.into_iter().all(|now| now.is_ok_and(|now| Identity::of(&now) == shard.identity)) {
-        return Err(ReadError::Changed);
-    }
+    unchanged(shard, &file)?;
     match parsed {
         Ok(()) => Ok(Indexed { samples: grouper.finish(), digest: *hasher.finalize().as_bytes() }),
         Err(error) => Err(ReadError::Format(error, shard.identity.size.saturating_sub(offset))),
     }
+}
+
+/// Reads a shard's headers only, and passes over what lies between. The samples have no CRCs; the digest covers what the
+/// headers say and which file it was, not the bytes. `more` as for [`read`].
+pub(super) fn read_headers(shard: &ShardFile, mut more: impl FnMut(u64, u64) -> bool) -> Result<Indexed, ReadError> {
+    let io = |offset| move |source| ReadError::Io { offset, source };
+    let file = open(shard)?;
+    // What lies behind a header is not wanted. Advice may be refused.
+    let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random);
+    let mut tar = TarReader::new(shard.identity.size);
+    let mut grouper = Grouper::new();
+    let mut buffer = [0; HEADERS];
+    let (mut offset, mut told, mut read) = (0, 0, 0);
+    let parsed = loop {
+        let skipped = tar.skippable();
+        if skipped > 0 {
+            if let Err(error) = tar.skip(skipped, |member| grouper.push(member)) {
+                break Err(error);
+            }
+            offset += skipped;
+            continue;
+        }
+        if offset - told >= BUFFER as u64 {
+            if !more(offset - told, read) {
+                return Err(ReadError::Stopped);
+            }
+            (told, read) = (offset, 0);
+        }
+        let bytes = match file.read_at(&mut buffer, offset) {
+            Ok(0) => break tar.finish(),
+            Ok(read) => &buffer[..read],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(source) => return Err(io(offset)(source)),
+        };
+        offset += bytes.len() as u64;
+        read += bytes.len() as u64;
+        if offset > shard.identity.size {
+            return Err(ReadError::Changed);
+        }
+        if let Err(error) = tar.push(bytes, |member| grouper.push(member)) {
+            break Err(error);
+        }
+    };
+    more(offset - told, read);
+    unchanged(shard, &file)?;
+    match parsed {
+        Ok(()) => {
+            let mut samples = grouper.finish();
+            samples.fields.iter_mut().for_each(|field| field.crc = None);
+            let digest = headers_digest(&shard.identity, &samples);
+            Ok(Indexed { samples, digest })
+        }
+        Err(error) => Err(ReadError::Format(error, shard.identity.size.saturating_sub(offset))),
+    }
+}
+
+/// What stands for a shard's content while only its headers have been read.
+fn headers_digest(identity: &Identity, samples: &ShardSamples) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new_derive_key("forebay 2026-12-01 shard headers 1");
+    let mut number = |value: u64| _ = hasher.update(&value.to_le_bytes());
+    let Identity { size, mtime_ns, ctime_ns, inode } = *identity;
+    [size, mtime_ns as u64, ctime_ns as u64, inode].into_iter().for_each(&mut number);
+    for (key, fields) in samples.iter() {
+        number(key.len() as u64);
+        number(fields.len() as u64);
+        for field in fields {
+            [field.offset, field.len, field.name.into()].into_iter().for_each(&mut number);
+        }
+    }
+    samples.names.iter().for_each(|name| number(name.len() as u64));
+    hasher.update(&samples.keys);
+    samples.names.iter().for_each(|name| _ = hasher.update(name.as_bytes()));
+    *hasher.finalize().as_bytes()
+}
+
+/// Opens the file that was listed.
+fn open(shard: &ShardFile) -> Result<File, ReadError> {
+    let io = |source| ReadError::Io { offset: 0, source };
+    let file = File::open(&shard.path).map_err(io)?;
+    if Identity::of(&file.metadata().map_err(io)?) != shard.identity {
+        return Err(ReadError::Changed);
+    }
+    settle(&shard.identity);
+    Ok(file)
+}
+
+/// Whether the file that was read, and the one that has the name now, are still what was listed.
+fn unchanged(shard: &ShardFile, file: &File) -> Result<(), ReadError> {
+    let now = [file.metadata(), fs::metadata(&shard.path)];
+    let same = now.into_iter().all(|now| now.is_ok_and(|now| Identity::of(&now) == shard.identity));
+    if same { Ok(()) } else { Err(ReadError::Changed) }
 }
 
 /// Waits until a change from now on must leave another time behind than the last one did.

@@ -49,6 +49,8 @@ pub(super) struct Header {
     pub version: [u8; 32],
     /// Where the key table begins; it ends at `data_end`.
     pub keys: u64,
+    /// Only the shards' headers were read: there are no CRCs, and the version is provisional.
+    pub headers_only: bool,
     pub tables: [Table; TABLES.len()],
 }
 
@@ -77,6 +79,7 @@ impl Header {
             put.u32(table.crc);
             put.u32(0);
         }
+        put.u32(u32::from(self.headers_only));
         let crc = crc32c::crc32c(&out[..HEADER - 4]);
         out[HEADER - 4..].copy_from_slice(&crc.to_le_bytes());
         out
@@ -105,7 +108,8 @@ impl Header {
             get.u32();
             table
         });
-        Ok(Header { len, data_end, samples, bytes, largest_sample, version, keys, tables })
+        let headers_only = get.u32() != 0;
+        Ok(Header { len, data_end, samples, bytes, largest_sample, version, keys, headers_only, tables })
     }
 }
 

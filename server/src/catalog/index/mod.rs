@@ -3,6 +3,7 @@
 //! What is in the file is checked before it is believed, by CRC against damage and by bounds against malice: whatever the
 //! bytes are, the answer is right or an error.
 
+mod journal;
 mod layout;
 mod lock;
 mod os;
@@ -20,10 +21,11 @@ use self::layout::{
     BLOCK, FIELD, FIELD_NAME, FieldNameRow, FieldRecord, HEADER, Header, HeaderError, KEY, SAMPLE, SHARD, SampleStart,
     ShardRow, TABLES,
 };
-use super::{Extent, Fingerprint, Identity};
+use super::{Depth, Extent, Fingerprint, Identity};
 use crate::format::webdataset::{FIELD_LIMIT, FieldRow, SampleRow, ShardSamples};
 use forebay_transport::Version;
 
+pub use self::journal::Journal;
 pub use self::layout::FORMAT;
 pub use self::lock::{BuildLock, LockError};
 pub use self::suspect::{suspect, suspicion, trust};
@@ -118,6 +120,11 @@ impl Index {
 
     pub fn version(&self) -> Version {
         Version(self.header.version)
+    }
+
+    /// How deep the build looked that made it.
+    pub fn depth(&self) -> Depth {
+        if self.header.headers_only { Depth::Headers } else { Depth::Content }
     }
 
     pub fn samples(&self) -> u64 {
@@ -371,7 +378,8 @@ fn read_shards(header: &Header, table: &[u8], strings: &[u8]) -> Result<Vec<Inde
     if first != header.samples {
         return Err(damaged("its shards have more or fewer samples than it says"));
     }
-    if fingerprint.finish().0 != header.version {
+    let version = if header.headers_only { fingerprint.finish_provisional() } else { fingerprint.finish() };
+    if version.0 != header.version {
         return Err(damaged("its version is not that of its shards"));
     }
     Ok(shards)

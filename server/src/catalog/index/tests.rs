@@ -33,7 +33,7 @@ fn written(name: &str, samples: &ShardSamples, at: u64, hashes: Vec<u64>) -> Wri
 }
 
 fn write(path: &Path, shards: &[ShardSamples], hash: impl Fn(&ShardSamples) -> Vec<u64>) {
-    let mut writer = IndexWriter::create(path).expect("created");
+    let mut writer = IndexWriter::create(path, Depth::Content).expect("created");
     let mut encoded = Vec::new();
     let mut rows = Vec::new();
     for (number, samples) in shards.iter().enumerate() {

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::layout::{self, BLOCK, FieldNameRow, FieldRecord, HEADER, Header, SampleStart, ShardRow, Table};
-use crate::catalog::{Fingerprint, Identity};
+use crate::catalog::{Depth, Fingerprint, Identity};
 use crate::format::webdataset::ShardSamples;
 
 /// Bytes gathered before they are written.
@@ -17,6 +17,7 @@ const BUFFER: usize = 1 << 20;
 pub struct IndexWriter {
     path: PathBuf,
     temporary: PathBuf,
+    depth: Depth,
     file: File,
     buffer: Vec<u8>,
     /// Where in the file the next byte goes.
@@ -69,7 +70,7 @@ pub struct Contents<'a> {
 impl IndexWriter {
     /// Begins the file that is to become `path`. The caller holds the build's lock: a temporary file found there was left
     /// by a build that died.
-    pub fn create(path: &Path) -> io::Result<IndexWriter> {
+    pub fn create(path: &Path, depth: Depth) -> io::Result<IndexWriter> {
         let mut temporary = path.as_os_str().to_owned();
         temporary.push(".tmp");
         let temporary = PathBuf::from(temporary);
@@ -81,6 +82,7 @@ impl IndexWriter {
         let mut writer = IndexWriter {
             path: path.to_owned(),
             temporary,
+            depth,
             file,
             buffer: Vec::with_capacity(BUFFER),
             at: 0,
@@ -166,7 +168,9 @@ impl IndexWriter {
             let row = FieldNameRow { name: string(name)?, count: *count, min: *min, max: *max, bytes: *bytes };
             row.encode(&mut fields);
         }
-        header.version = fingerprint.finish().0;
+        header.headers_only = self.depth == Depth::Headers;
+        let version = if header.headers_only { fingerprint.finish_provisional() } else { fingerprint.finish() };
+        header.version = version.0;
         let crcs = std::mem::take(&mut self.crcs);
         for (table, bytes) in header.tables.iter_mut().zip([&shards, &fields, &strings, &crcs]) {
             *table = Table { at: self.at, len: bytes.len() as u64, crc: crc32c::crc32c(bytes) };
@@ -258,7 +262,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("a.idx");
         fs::write(&path, "old").expect("written");
-        let mut writer = IndexWriter::create(&path).expect("created");
+        let mut writer = IndexWriter::create(&path, Depth::Content).expect("created");
         let file = std::mem::replace(&mut writer.file, full);
         let error = writer.append(&vec![0; 2 * BUFFER]).expect_err("no room");
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);

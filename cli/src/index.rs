@@ -1,0 +1,72 @@
+//! `forebay index`: an index that travels with the shards.
+
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use forebay_server::catalog::{self, BuildError, BuildRequest, Monitor};
+
+use crate::args::Index;
+use crate::failure::{DAMAGED, Failure, INTERRUPTED};
+use crate::output;
+use crate::shards::{Shards, Watch};
+use crate::units::{count, size};
+use crate::usage;
+
+/// Set by Ctrl-C: what is learnt is kept.
+static INTERRUPT: AtomicBool = AtomicBool::new(false);
+
+pub fn run(args: &Index) -> Result<(), Failure> {
+    usage::on_interrupt(&INTERRUPT)?;
+    let shards = Shards::find(&args.paths)?;
+    let index = args.output.clone().or_else(|| shards.beside.clone()).ok_or_else(|| {
+        Failure::usage(
+            "the shards lie in several folders, or several paths name them: say where to write with --output",
+        )
+    })?;
+    let mut request = BuildRequest::new(&shards.name, shards.sources, index.clone());
+    // One that was made elsewhere and copied here: what it knows need not be read again.
+    request.portable = index.exists().then(|| index.clone());
+    request.skip_damaged = args.skip_damaged;
+    if let Some(threads) = args.threads {
+        request.threads = threads;
+    }
+    let watch = Watch::new(format!("indexing {}", shards.name));
+    let started = Instant::now();
+    let built = catalog::build(&request, Monitor { progress: &|now| watch.build(now), cancel: &INTERRUPT });
+    watch.clear();
+    let built = built.map_err(|error| match error {
+        BuildError::Cancelled { .. } => Failure::new(INTERRUPTED, "interrupted; what is done is kept"),
+        error @ BuildError::Damaged { .. } => Failure::new(DAMAGED, error),
+        error => Failure::other(error),
+    })?;
+    if let Some(why) = &built.discarded {
+        eprintln!("forebay: the earlier index was of no use and was made anew: {why}");
+    }
+    for damage in &built.skipped {
+        eprintln!("forebay: left out: {damage}");
+    }
+    let (dataset, seconds) = (&built.dataset, started.elapsed().as_secs_f64());
+    if args.json {
+        return output::json(&serde_json::json!({
+            "index": index,
+            "version": dataset.version().to_string(),
+            "samples": dataset.samples(),
+            "bytes": dataset.bytes(),
+            "shards": dataset.shards().len(),
+            "shards_left_out": built.skipped.len(),
+            "bytes_read": built.bytes_read,
+            "seconds": seconds,
+        }));
+    }
+    output::text(&format!(
+        "index     {}\nversion   {}\nsamples   {} in {} shards\nbytes     {} ({})\nread      {} in {seconds:.1} s, {:.2} GB/s\n",
+        index.display(),
+        dataset.version(),
+        count(dataset.samples()),
+        count(dataset.shards().len() as u64),
+        count(dataset.bytes()),
+        size(dataset.bytes()),
+        size(built.bytes_read),
+        built.bytes_read as f64 / 1e9 / seconds,
+    ))
+}
