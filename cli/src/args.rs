@@ -148,12 +148,27 @@ pub struct TrustArgs {
     pub insecure: bool,
 }
 
+/// For shards on this machine.
+#[derive(Clone, Debug, Default, Args)]
+pub struct LocalArgs {
+    /// With shards on this machine: an index made by `forebay index` [default: one that lies beside the shards, else one
+    /// that is kept in $XDG_CACHE_HOME/forebay]
+    #[arg(long, value_name = "FILE")]
+    pub index: Option<PathBuf>,
+    /// With shards on this machine: leave damaged ones out. This makes another version of the dataset
+    #[arg(long)]
+    pub skip_damaged: bool,
+}
+
 #[derive(Debug, Args)]
 pub struct Ls {
-    /// `https://HOST:PORT`, or `https://HOST:PORT/DATASET` to describe one
+    /// `https://HOST:PORT`, or `https://HOST:PORT/DATASET` or shards on this machine to describe a dataset
+    #[arg(value_name = "URL|SHARDS")]
     pub url: String,
     #[command(flatten)]
     pub trust: TrustArgs,
+    #[command(flatten)]
+    pub local: LocalArgs,
     /// Print JSON, as the server sends it
     #[arg(long)]
     pub json: bool,
@@ -165,8 +180,11 @@ Examples:
   forebay get https://storage:4433/imagenet --sample 817 --field jpg > 817.jpg
   forebay get https://storage:4433/imagenet --key n01440764/img_817 --field cls")]
 pub struct Get {
-    /// `https://HOST:PORT/DATASET`
+    /// `https://HOST:PORT/DATASET`, or shards on this machine
+    #[arg(value_name = "URL|SHARDS")]
     pub url: String,
+    #[command(flatten)]
+    pub local: LocalArgs,
     /// The sample's ordinal, from 0
     #[arg(long, value_name = "N", required_unless_present = "key", conflicts_with = "key")]
     pub sample: Option<u64>,
@@ -201,11 +219,15 @@ pub enum OnErrorArg {
 Examples:
   forebay read https://storage:4433/imagenet --epochs 1 --batch-size 512 --shuffle full --seed 7
   forebay read https://storage:4433/imagenet --rank 3 --world-size 8 --drop-last --json
+  forebay read /data/imagenet --shuffle full --seed 7
 
-Nothing is written to disk. With --json the summary is one JSON object on standard output.")]
+Nothing is written to disk, but for the index of shards on this machine. With --json the summary is one JSON object on standard output.")]
 pub struct Read {
-    /// `https://HOST:PORT/DATASET`
+    /// `https://HOST:PORT/DATASET`, or shards on this machine: a file, a folder, a pattern or a brace list
+    #[arg(value_name = "URL|SHARDS")]
     pub url: String,
+    #[command(flatten)]
+    pub local: LocalArgs,
     /// How many times to go through the data
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub epochs: u64,
@@ -230,7 +252,8 @@ pub struct Read {
     /// Which fields, separated by commas [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub fields: Vec<String>,
-    /// All memory for data: the pool of pinned buffers (half), and what QUIC may hold beside it
+    /// All memory for data: the pool of pinned buffers (half), and what QUIC may hold beside it (nothing, with shards on
+    /// this machine)
     #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = parse_size)]
     pub memory: u64,
     /// What to do about a sample that cannot be had

@@ -1,12 +1,13 @@
-//! From URLs and trust flags to a client.
+//! From what a user names to a client.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use forebay_client::blocking::{Client, Dataset};
 use forebay_client::{ClientConfig, ServerUrl, Trust};
 
-use crate::args::TrustArgs;
+use crate::args::{LocalArgs, TrustArgs};
 use crate::failure::Failure;
+use crate::local;
 
 impl TrustArgs {
     pub fn trust(&self) -> Result<Trust, Failure> {
@@ -21,6 +22,25 @@ impl TrustArgs {
             (Some(fingerprint), _) => Ok(Trust::Pinned(fingerprint.parse().map_err(Failure::usage)?)),
             (None, Some(file)) => Ok(Trust::CaFile(file.clone())),
             (None, None) => Ok(Trust::System),
+        }
+    }
+}
+
+/// What a user names a dataset by.
+#[derive(Debug)]
+pub enum Place {
+    /// On a server.
+    Server(ServerUrl),
+    /// Shards on this machine: files, folders, patterns or brace lists.
+    Here(String),
+}
+
+impl Place {
+    /// What begins as a URL is one; all else is a path.
+    pub fn parse(text: &str) -> Result<Place, Failure> {
+        match text.contains("://") {
+            true => Ok(Place::Server(text.parse().map_err(Failure::usage)?)),
+            false => Ok(Place::Here(text.to_owned())),
         }
     }
 }
@@ -46,13 +66,15 @@ pub fn close() {
     open().drain(..).for_each(Client::close);
 }
 
-pub fn parse(url: &str) -> Result<ServerUrl, Failure> {
-    url.parse().map_err(Failure::usage)
-}
-
-/// The dataset that `url` names.
-pub fn dataset(url: &str, trust: &TrustArgs, memory: Option<u64>) -> Result<Dataset, Failure> {
-    let url = parse(url)?;
+/// The dataset that `place` names: of a server, or of shards on this machine, which are indexed first if they are not.
+pub fn dataset(place: &str, trust: &TrustArgs, local: &LocalArgs, memory: Option<u64>) -> Result<Dataset, Failure> {
+    let url = match Place::parse(place)? {
+        Place::Server(url) => url,
+        Place::Here(path) => return local::open(&path, local, memory),
+    };
+    if local.index.is_some() {
+        return Err(Failure::usage("--index is for shards on this machine: a server has its own"));
+    }
     let Some(name) = &url.dataset else {
         return Err(Failure::usage(format!(
             "{url} names no dataset: expected {url}/DATASET (`forebay ls {url}` lists them)"

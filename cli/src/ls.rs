@@ -1,10 +1,9 @@
 //! `forebay ls`: what a server has.
 
-use forebay_client::ServerUrl;
 use forebay_client::transport::wire::describe::{DatasetState, DatasetSummary, Description};
 
 use crate::args::Ls;
-use crate::connect;
+use crate::connect::{self, Place};
 use crate::failure::Failure;
 use crate::output;
 use crate::table;
@@ -14,7 +13,13 @@ use crate::units::{count, size};
 const MEMORY: u64 = 32 << 20;
 
 pub fn run(args: &Ls) -> Result<(), Failure> {
-    let url: ServerUrl = connect::parse(&args.url)?;
+    let url = match Place::parse(&args.url)? {
+        Place::Server(url) => url,
+        Place::Here(_) => {
+            let dataset = connect::dataset(&args.url, &args.trust, &args.local, Some(MEMORY))?;
+            return show(dataset.description(), args.json);
+        }
+    };
     let client = connect::client(&url, &args.trust, Some(MEMORY))?;
     match &url.dataset {
         None => {
@@ -31,11 +36,12 @@ pub fn run(args: &Ls) -> Result<(), Failure> {
             }
             Ok(())
         }
-        Some(name) => {
-            let dataset = client.dataset(name)?;
-            if args.json { output::json(dataset.description()) } else { output::text(&describe(dataset.description())) }
-        }
+        Some(name) => show(client.dataset(name)?.description(), args.json),
     }
+}
+
+fn show(description: &Description, json: bool) -> Result<(), Failure> {
+    if json { output::json(description) } else { output::text(&describe(description)) }
 }
 
 fn summary(dataset: &DatasetSummary) -> Vec<String> {

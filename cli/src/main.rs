@@ -6,6 +6,7 @@ mod demo;
 mod failure;
 mod get;
 mod index;
+mod local;
 mod ls;
 mod output;
 mod progress;

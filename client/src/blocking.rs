@@ -1,5 +1,6 @@
 //! The same, for threads without a runtime: each call returns when it is done. Do not call these from async code.
 
+use forebay_transport::dial::Dialer;
 use forebay_transport::pool::Usage;
 use forebay_transport::wire::describe::{DatasetList, Description, SampleDescription};
 
@@ -17,6 +18,11 @@ impl Client {
     /// See [`Client::connect`](client::Client::connect).
     pub fn connect(url: &ServerUrl, config: ClientConfig) -> Result<Client, Error> {
         block_on(client::Client::connect(url, config)).map(Client)
+    }
+
+    /// See [`Client::with_dialer`](client::Client::with_dialer).
+    pub fn with_dialer(dialer: Box<dyn Dialer>, memory: u64) -> Result<Client, Error> {
+        block_on(client::Client::with_dialer(dialer, memory)).map(Client)
     }
 
     /// See [`Client::datasets`](client::Client::datasets).

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use forebay_transport::Version;
+use forebay_transport::dial::{Dialer, Document};
 use forebay_transport::h3::client::{ConnectConfig, Connector};
 use forebay_transport::h3::endpoint::TransportConfig;
 use forebay_transport::pool::{Account, Ledger, Slab, SlabConfig, Usage};
@@ -11,7 +12,7 @@ use forebay_transport::wire::describe::{DatasetList, Description, Problem, Sampl
 use tokio::sync::{mpsc, oneshot};
 
 use crate::config::{ClientConfig, LoaderOptions};
-use crate::driver::{self, Answer, Command, Delivery, Dialer, FABRIC, Panicked};
+use crate::driver::{self, Command, Delivery, H3Dialer, Panicked};
 use crate::error::Error;
 use crate::loader::{Batch, LoaderConfig, LoaderStats, Machine, Source};
 use crate::plan::{Plan, PlanSpec};
@@ -31,7 +32,9 @@ pub struct Client {
 
 #[derive(Debug)]
 struct Shared {
-    url: ServerUrl,
+    /// Who is on the other end, and over which fabric: for messages.
+    peer: String,
+    fabric: String,
     slab: Slab,
     ledger: Ledger,
     /// Bytes that the transport lets be under way.
@@ -45,7 +48,6 @@ impl Client {
     ///
     /// Needs no runtime: the returned future can be awaited on any.
     pub async fn connect(url: &ServerUrl, config: ClientConfig) -> Result<Client, Error> {
-        let url = ServerUrl { dataset: None, ..url.clone() };
         let pool = config.memory / 2;
         let mut ledger = Ledger::new(config.memory);
         ledger.claim("pool", pool)?;
@@ -59,21 +61,37 @@ impl Client {
         for claim in connector.claims() {
             ledger.claim(claim.name, claim.bytes)?;
         }
+        let dialer = H3Dialer::new(connector, &url.host, url.port, url.authority(), config.window);
+        Client::start(Box::new(dialer), pool, ledger, path_bytes).await
+    }
+
+    /// A client of whatever `dialer` dials, with all of `memory` for its pool: this is for fabrics that hold no data
+    /// beside it.
+    ///
+    /// Needs no runtime: the returned future can be awaited on any.
+    pub async fn with_dialer(dialer: Box<dyn Dialer>, memory: u64) -> Result<Client, Error> {
+        let mut ledger = Ledger::new(memory);
+        ledger.claim("pool", memory)?;
+        Client::start(dialer, memory, ledger, u64::MAX).await
+    }
+
+    async fn start(dialer: Box<dyn Dialer>, pool: u64, ledger: Ledger, path_bytes: u64) -> Result<Client, Error> {
         let slab = Slab::new(SlabConfig::new(usize::try_from(pool).unwrap_or(usize::MAX)))?;
         if !slab.is_locked() {
             tracing::info!(
                 "the pool is not locked in memory: raise the limit (`ulimit -l`) to keep it from being paged out"
             );
         }
-        let dialer = Dialer { connector, host: url.host.clone(), port: url.port, window: config.window };
+        let (peer, fabric) = (dialer.peer().to_owned(), dialer.fabric().to_owned());
         let (commands, receiver) = mpsc::unbounded_channel();
         let panicked = Panicked::default();
         driver::start(dialer, slab.clone(), receiver, panicked.clone()).await.map_err(Error::Thread)??;
-        Ok(Client { shared: Arc::new(Shared { url, slab, ledger, path_bytes, commands, panicked }) })
+        Ok(Client { shared: Arc::new(Shared { peer, fabric, slab, ledger, path_bytes, commands, panicked }) })
     }
 
-    pub fn url(&self) -> &ServerUrl {
-        &self.shared.url
+    /// Who is on the other end, as messages name it: `HOST:PORT`, or a folder.
+    pub fn peer(&self) -> &str {
+        &self.shared.peer
     }
 
     /// What the pool's memory is doing.
@@ -117,7 +135,7 @@ impl Client {
         self.check_wire(description.wire)?;
         if Version::parse(&description.version).is_none() {
             let reason = format!("{:?} is no version", description.version);
-            return Err(Error::Answer { server: self.url().authority(), path, reason });
+            return Err(Error::Answer { server: self.peer().to_owned(), path, reason });
         }
         Ok(Dataset { client: self.clone(), description: Arc::new(description) })
     }
@@ -125,7 +143,7 @@ impl Client {
     fn check_wire(&self, theirs: WireRange) -> Result<(), Error> {
         let ours = WireRange::ours();
         if theirs.min > ours.max || theirs.max < ours.min {
-            return Err(Error::Wire { server: self.url().authority(), theirs, ours });
+            return Err(Error::Wire { server: self.peer().to_owned(), theirs, ours });
         }
         Ok(())
     }
@@ -143,8 +161,8 @@ impl Client {
     async fn document<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
         let (reply, answer) = oneshot::channel();
         self.send(Command::Ask { path: path.to_owned(), reply })?;
-        let Answer { status, body } = answer.await.map_err(|_| self.gone())??;
-        let server = self.url().authority();
+        let Document { status, body } = answer.await.map_err(|_| self.gone())??;
+        let server = self.peer().to_owned();
         if status == 200 {
             return serde_json::from_slice(&body).map_err(|error| Error::Answer {
                 server,
@@ -253,7 +271,7 @@ impl Dataset {
     }
 
     fn source(&self, fields: Option<&[&str]>) -> Result<Source, Error> {
-        Ok(Source::new(&self.client.url().authority(), FABRIC, &self.description, fields)?)
+        Ok(Source::new(self.client.peer(), &self.client.shared.fabric, &self.description, fields)?)
     }
 
     async fn open(&self, source: Source, plan: Plan, config: LoaderConfig) -> Result<Loader, Error> {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_transport::h3::client::{AskError, ConnectError};
+use forebay_transport::dial::{AskError, DialError};
 use forebay_transport::h3::tls::TlsError;
 use forebay_transport::pool::{OverBudget, SlabError};
 use forebay_transport::wire::describe::{Problem, WireRange};
@@ -23,7 +23,7 @@ pub enum Error {
     #[error(transparent)]
     Slab(#[from] SlabError),
     #[error(transparent)]
-    Connect(#[from] ConnectError),
+    Connect(#[from] DialError),
     #[error(transparent)]
     Ask(#[from] AskError),
     /// The server answered with a problem document.

@@ -6,11 +6,13 @@
 //! | [`catalog`] | which samples there are, where their bytes lie, and the version of it all | sockets |
 //! | [`store`] | how bytes get from storage into leases | what a sample is |
 //! | [`serve`] | requests and answers | who waits on the other end |
+//! | [`local`] | the same for a client in this process, without a server | copies |
 //! | [`publish`] | from shards to a served dataset | policy |
 //! | [`metrics`] | figures of a running server | |
 
 pub mod catalog;
 pub mod format;
+pub mod local;
 pub mod metrics;
 pub mod publish;
 pub mod serve;

@@ -3,6 +3,7 @@
 //! | module | holds | must not hold |
 //! | --- | --- | --- |
 //! | [`link`] | the seam every fabric stands behind | anything that names a fabric |
+//! | [`dial`] | how a client comes by a link, of whichever fabric | anything that names a fabric |
 //! | [`exchange`] | a request and its answer, whatever carries them | streams, sockets |
 //! | [`pool`] | the slab of pinned memory, its leases and views, the ledger | I/O, clocks |
 //! | [`wire`] | the bytes of requests and answers, and the JSON of descriptions (pure) | sockets |
@@ -11,6 +12,7 @@
 //! | `uring` | reads from files into leases by io_uring (feature `uring`, on Linux) | what is in the files |
 //! | [`sim`] | a seeded simulated link under virtual time, and a delay line for real sockets | |
 
+pub mod dial;
 pub mod exchange;
 pub mod h3;
 pub mod link;

@@ -4,6 +4,7 @@
 //! all loaders of a client; consumers talk to it through channels, from async code of any runtime or from plain threads.
 #![allow(clippy::disallowed_methods)] // Clocks, threads and tasks are what this module is for.
 
+mod h3;
 mod path;
 mod slots;
 mod verify;
@@ -14,12 +15,12 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use forebay_transport::h3::client::{AskError, ConnectError};
+use forebay_transport::dial::{AskError, DialError, Dialer, Document};
 use forebay_transport::pool::Slab;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, Sleep};
 
-pub(crate) use path::{Answer, Dialer, FABRIC};
+pub(crate) use h3::H3Dialer;
 use path::{Change, Path};
 use slots::Slots;
 
@@ -41,7 +42,7 @@ pub(crate) enum Command {
     /// A control document.
     Ask {
         path: String,
-        reply: oneshot::Sender<Result<Answer, AskError>>,
+        reply: oneshot::Sender<Result<Document, AskError>>,
     },
     /// Whether there is a path now, and its round trip.
     Rtt(oneshot::Sender<Option<Duration>>),
@@ -62,7 +63,7 @@ pub(crate) type Panicked = Arc<OnceLock<String>>;
 /// A question waiting for a path.
 struct Waiting {
     path: String,
-    reply: oneshot::Sender<Result<Answer, AskError>>,
+    reply: oneshot::Sender<Result<Document, AskError>>,
     since: Instant,
 }
 
@@ -92,20 +93,20 @@ struct Driver {
 
 /// Starts the thread and connects. Ready when the first connection stands, or failed.
 pub(crate) async fn start(
-    dialer: Dialer,
+    dialer: Box<dyn Dialer>,
     slab: Slab,
     commands: mpsc::UnboundedReceiver<Command>,
     panicked: Panicked,
-) -> Result<Result<(), ConnectError>, std::io::Error> {
+) -> Result<Result<(), DialError>, std::io::Error> {
     let (connected, first) = oneshot::channel();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     std::thread::Builder::new().name("forebay-client".into()).spawn(move || {
         runtime.block_on(async move {
-            match dialer.connect().await {
+            match dialer.dial().await {
                 Err(error) => _ = connected.send(Err(error)),
-                Ok(connection) => {
+                Ok(dialled) => {
                     if connected.send(Ok(())).is_ok() {
-                        let mut driver = Driver::new(Path::new(dialer, connection), slab, commands);
+                        let mut driver = Driver::new(Path::new(dialer, dialled), slab, commands);
                         driver.run(&panicked).await;
                         driver.path.close().await;
                     }
@@ -249,7 +250,7 @@ impl Driver {
     fn ask(&mut self) {
         if self.path.is_up() {
             for Waiting { path, reply, .. } in self.asks.drain(..) {
-                if let Some(answer) = self.path.ask(path) {
+                if let Some(answer) = self.path.ask(&path) {
                     tokio::spawn(async move { reply.send(answer.await) });
                 }
             }

@@ -1,40 +1,21 @@
-//! The way to the server: dialled, up, or waiting to be dialled again. The only module of the client that names a fabric.
+//! The way to the server: dialled, up, or waiting to be dialled again.
 
-use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use forebay_transport::h3::client::{AskError, AskLimits, ConnectError, Connection, Connector};
+use forebay_transport::dial::{Asking, Dialer, Dialled, Dialling};
 use forebay_transport::link::{Completion, Fetch, Link, LinkStats, Tag};
 use tokio::time::{Instant, Sleep};
-
-/// Which fabric a path is of, for messages.
-pub(crate) const FABRIC: &str = "h3";
 
 /// The first pause between two dials; it doubles from there.
 const BASE: Duration = Duration::from_millis(50);
 /// The longest pause: short, so that delivery resumes soon once the wire is back.
 const CEILING: Duration = Duration::from_millis(1000);
 
-/// How long a connection that was closed is kept, so that its last packet goes out. It is not waited for to arrive: a server
-/// that never gets it finds out by silence.
-const GOODBYE: Duration = Duration::from_millis(50);
-
-/// Whom to dial.
-pub(crate) struct Dialer {
-    pub connector: Connector,
-    pub host: String,
-    pub port: u16,
-    /// Operations in flight on one link.
-    pub window: usize,
-}
-
-type Dialling = Pin<Box<dyn Future<Output = Result<Connection, ConnectError>> + Send>>;
-
 enum State {
     Dialling(Dialling),
-    Up { link: Box<dyn Link>, connection: Connection },
+    Up(Dialled),
     Waiting(Pin<Box<Sleep>>),
 }
 
@@ -46,7 +27,7 @@ pub(crate) enum Change {
 }
 
 pub(crate) struct Path {
-    dialer: Dialer,
+    dialer: Box<dyn Dialer>,
     state: State,
     /// Dials that failed in a row.
     failures: u32,
@@ -54,45 +35,32 @@ pub(crate) struct Path {
     retiring: Vec<Box<dyn Link>>,
 }
 
-impl Dialer {
-    fn dial(&self) -> Dialling {
-        let (connector, host, port) = (self.connector.clone(), self.host.clone(), self.port);
-        Box::pin(async move { connector.connect(&host, port).await })
-    }
-
-    pub(crate) async fn connect(&self) -> Result<Connection, ConnectError> {
-        self.dial().await
-    }
-}
-
 impl Path {
     /// A path that is up.
-    pub(crate) fn new(dialer: Dialer, connection: Connection) -> Path {
-        let link = Box::new(connection.link(dialer.window));
-        Path { dialer, state: State::Up { link, connection }, failures: 0, retiring: Vec::new() }
+    pub(crate) fn new(dialer: Box<dyn Dialer>, dialled: Dialled) -> Path {
+        Path { dialer, state: State::Up(dialled), failures: 0, retiring: Vec::new() }
     }
 
     /// Moves on as far as it can; ready when something changed.
     pub(crate) fn poll_change(&mut self, cx: &mut Context<'_>) -> Poll<Change> {
         loop {
             match &mut self.state {
-                State::Up { link, .. } => {
+                State::Up(Dialled { link, .. }) => {
                     if link.is_alive() {
                         return Poll::Pending;
                     }
                     let cause = "the connection was lost".to_owned();
                     let next = State::Dialling(self.dialer.dial());
-                    if let State::Up { link, .. } = std::mem::replace(&mut self.state, next) {
+                    if let State::Up(Dialled { link, .. }) = std::mem::replace(&mut self.state, next) {
                         self.retiring.push(link);
                     }
                     return Poll::Ready(Change::Down(cause));
                 }
                 State::Dialling(dial) => match dial.as_mut().poll(cx) {
                     Poll::Pending => return Poll::Pending,
-                    Poll::Ready(Ok(connection)) => {
+                    Poll::Ready(Ok(dialled)) => {
                         self.failures = 0;
-                        let link = Box::new(connection.link(self.dialer.window));
-                        self.state = State::Up { link, connection };
+                        self.state = State::Up(dialled);
                         return Poll::Ready(Change::Up);
                     }
                     Poll::Ready(Err(error)) => {
@@ -112,18 +80,17 @@ impl Path {
 
     /// Tells the server that nobody is left here: it would otherwise wait for what it sent to be acknowledged.
     pub(crate) async fn close(&self) {
-        if let State::Up { connection, .. } = &self.state {
-            connection.close();
-            let _ = tokio::time::timeout(GOODBYE, connection.closed()).await;
+        if let State::Up(Dialled { control, .. }) = &self.state {
+            control.close().await;
         }
     }
 
     pub(crate) fn is_up(&self) -> bool {
-        matches!(self.state, State::Up { .. })
+        matches!(self.state, State::Up(_))
     }
 
     pub(crate) fn poll_completion(&mut self, cx: &mut Context<'_>) -> Poll<Completion> {
-        if let State::Up { link, .. } = &mut self.state
+        if let State::Up(Dialled { link, .. }) = &mut self.state
             && let Poll::Ready(completion) = link.poll(cx)
         {
             return Poll::Ready(completion);
@@ -140,19 +107,19 @@ impl Path {
     #[allow(clippy::result_large_err)]
     pub(crate) fn submit(&mut self, fetch: Fetch) -> Result<(), Fetch> {
         match &mut self.state {
-            State::Up { link, .. } => link.submit(fetch),
+            State::Up(Dialled { link, .. }) => link.submit(fetch),
             _ => Err(fetch),
         }
     }
 
     pub(crate) fn flush(&mut self) {
-        if let State::Up { link, .. } = &mut self.state {
+        if let State::Up(Dialled { link, .. }) = &mut self.state {
             link.flush();
         }
     }
 
     pub(crate) fn cancel(&mut self, tag: Tag) {
-        if let State::Up { link, .. } = &mut self.state {
+        if let State::Up(Dialled { link, .. }) = &mut self.state {
             link.cancel(tag);
         }
         self.retiring.iter_mut().for_each(|link| link.cancel(tag));
@@ -160,25 +127,16 @@ impl Path {
 
     pub(crate) fn stats(&self) -> Option<LinkStats> {
         match &self.state {
-            State::Up { link, .. } => Some(link.stats()),
+            State::Up(Dialled { link, .. }) => Some(link.stats()),
             _ => None,
         }
     }
 
     /// A question over the present connection, if there is one.
-    pub(crate) fn ask(&self, path: String) -> Option<impl Future<Output = Result<Answer, AskError>> + Send + use<>> {
-        let State::Up { connection, .. } = &self.state else { return None };
-        let connection = connection.clone();
-        Some(async move {
-            let answer = connection.get(&path, AskLimits::default()).await?;
-            Ok(Answer { status: answer.status.as_u16(), body: answer.body })
-        })
+    pub(crate) fn ask(&self, path: &str) -> Option<Asking> {
+        match &self.state {
+            State::Up(Dialled { control, .. }) => Some(control.get(path)),
+            _ => None,
+        }
     }
-}
-
-/// A control document, or the problem document in its place.
-#[derive(Debug)]
-pub(crate) struct Answer {
-    pub status: u16,
-    pub body: bytes::Bytes,
 }

@@ -24,6 +24,11 @@ impl Served {
         Served { dataset, store, stopped: OnceLock::new() }
     }
 
+    /// Whether it is what this version names.
+    pub fn is(&self, version: Version) -> bool {
+        version == self.dataset.version()
+    }
+
     /// Why nothing of it may be served any more: a shard is not what was indexed.
     pub fn stopped(&self) -> Option<&str> {
         self.stopped.get().map(String::as_str)

@@ -1,4 +1,5 @@
-//! Requests and answers that never leave the process: how handlers are tested without sockets.
+//! Requests and answers that never leave the process: how handlers are tested without sockets, and asked where server and
+//! client are one process.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -19,6 +19,7 @@ use super::tls::Fingerprint;
 mod connect;
 mod link;
 
+pub use crate::dial::AskError;
 pub use connect::{ConnectConfig, ConnectError, Connector};
 pub use link::{DEFAULT_WINDOW, H3Link};
 
@@ -55,22 +56,6 @@ pub struct Answer {
     pub status: StatusCode,
     pub headers: HeaderMap,
     pub body: Bytes,
-}
-
-/// Why there is no answer.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum AskError {
-    #[error("no answer to {path} within {elapsed:.1?}")]
-    Timeout { path: String, elapsed: Duration },
-    #[error("the answer to {path} has more than {limit} bytes")]
-    TooLarge { path: String, limit: usize },
-    #[error("connection lost while asking for {path}: {reason}")]
-    Closed { path: String, reason: String },
-    #[error("the server broke the answer to {path} off: {reason}")]
-    Reset { path: String, reason: String },
-    #[error("{path}: {reason}")]
-    Protocol { path: String, reason: String },
 }
 
 /// Bounds of one question.

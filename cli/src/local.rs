@@ -1,0 +1,53 @@
+//! Shards on this machine, read without a server: where client and server meet in one process.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use forebay_client::ClientConfig;
+use forebay_client::blocking::{Client, Dataset};
+use forebay_server::catalog::BuildError;
+use forebay_server::local::LocalFabric;
+use forebay_server::publish::{Publish, PublishError, publish};
+use forebay_server::serve::Registry;
+use forebay_server::store::PreadConfig;
+
+use crate::args::LocalArgs;
+use crate::failure::{DAMAGED, Failure};
+use crate::shards::{Shards, Watch};
+
+/// Indexes what is not indexed yet, and opens it. The index is the one named, or one beside the shards, or one in the
+/// user's cache.
+pub fn open(path: &str, args: &LocalArgs, memory: Option<u64>) -> Result<Dataset, Failure> {
+    let paths = [path.to_owned()];
+    let shards = Shards::find(&paths)?;
+    let portable = shards.portable(args.index.as_deref());
+    let index = shards.cached(&paths)?;
+    let Shards { name, sources, .. } = shards;
+    let work = Publish {
+        name: name.clone(),
+        sources,
+        index,
+        portable,
+        skip_damaged: args.skip_damaged,
+        store: PreadConfig::default(),
+    };
+    let registry = Arc::new(Registry::new());
+    let watch = Watch::new(format!("indexing {name}"));
+    let published = publish(&registry, &work, &|now| watch.build(now), &AtomicBool::new(false));
+    watch.clear();
+    let published = published.map_err(|error| match error {
+        PublishError::Build(BuildError::Damaged { .. }) => Failure::new(DAMAGED, error),
+        error => Failure::other(error),
+    })?;
+    if let Some(why) = &published.discarded {
+        eprintln!("forebay: the earlier index of {name} was of no use and was made anew: {why}");
+    }
+    for damage in &published.skipped {
+        eprintln!("forebay: read without a damaged shard: {damage}");
+    }
+    let fabric = LocalFabric::new(path, registry).map_err(Failure::other)?;
+    // A server's client gives half of its memory to the network; here all of it could be pool, but then the same
+    // command line would compare different pools.
+    let memory = memory.unwrap_or(ClientConfig::default().memory) / 2;
+    Ok(Client::with_dialer(Box::new(fabric), memory)?.dataset(&name)?)
+}
