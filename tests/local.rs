@@ -32,11 +32,11 @@ fn a_path_is_read_as_a_server_would_have_it_read() {
     fs::create_dir(&data).expect("a folder");
     let what = Shards { shards: 3, samples: 400, sizes: Sizes::ImageNet, seed: 5 };
     let mut first = None;
-    tars::write(&data, &what, |written| drop(first.get_or_insert(written))).expect("written");
+    tars::write(&data, &what, |written| _ = first.get_or_insert(written)).expect("written");
     let (first, data) = (first.expect("a sample"), data.to_str().expect("UTF-8"));
     let order = ["--shuffle", "full", "--seed", "7", "--batch-size", "32", "--digest", "--json", "--epochs", "2"];
-    // A pool an eighth of the data, so that its memory is used many times over.
-    let arguments = [&["--memory", "12MiB"], &order[..]].concat();
+    // A pool smaller than the data, so that its memory is used many times over.
+    let arguments = [&["--memory", "40MiB"], &order[..]].concat();
     let local = json(&run(&cache, &[&["read", data], &arguments[..]].concat()));
 
     let server = Server::start(&[("d", data)], &scratch.join("state"), &[]);
