@@ -54,6 +54,8 @@ pub enum Command {
     Index(Index),
     /// Read every byte of the shards again, and tell which samples are no longer what was indexed
     Verify(Verify),
+    /// Make shards of a folder of files
+    Pack(Pack),
 }
 
 #[derive(Debug, Args)]
@@ -104,6 +106,15 @@ pub struct Serve {
     #[arg(long, value_name = "[NAME=]FILE", value_parser = parse_index)]
     pub index: Vec<IndexArg>,
 
+    /// Serve as soon as the headers of the shards are read, without checksums and under a provisional version (`hdr-…`),
+    /// and read the rest meanwhile. Epochs that run then go on
+    #[arg(long)]
+    pub defer_checksums: bool,
+
+    /// With --defer-checksums: the most bytes of shards read in a second
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size)]
+    pub checksum_rate: u64,
+
     /// How long requests in flight may go on after SIGTERM or Ctrl-C
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
     pub grace: Duration,
@@ -149,7 +160,7 @@ pub struct TrustArgs {
 }
 
 /// For shards on this machine.
-#[derive(Clone, Debug, Default, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct LocalArgs {
     /// With shards on this machine: an index made by `forebay index` [default: one that lies beside the shards, else one
     /// that is kept in $XDG_CACHE_HOME/forebay]
@@ -158,6 +169,13 @@ pub struct LocalArgs {
     /// With shards on this machine: leave damaged ones out. This makes another version of the dataset
     #[arg(long)]
     pub skip_damaged: bool,
+    /// With shards on this machine that are not indexed: begin when their headers are read, without checksums; the rest
+    /// is read meanwhile, for this time or the next
+    #[arg(long)]
+    pub defer_checksums: bool,
+    /// With --defer-checksums: the most bytes of shards read in a second for that
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size)]
+    pub checksum_rate: u64,
 }
 
 #[derive(Debug, Args)]
@@ -352,6 +370,53 @@ pub struct Verify {
     /// Print what was found as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  forebay pack photos/ shards/ --labels folders
+  forebay pack photos/ shards/ --labels labels.csv --shuffle --seed 7 --samples-per-shard 10000
+
+Files with the same path up to the extension become one sample: `cats/7.jpg` and `cats/7.json` are fields jpg and json of
+sample `cats/7`. The shards are tars as the webdataset package reads them, the same for the same files and flags.")]
+pub struct Pack {
+    /// The folder to pack; hidden files are left out
+    pub folder: PathBuf,
+    /// Where the shards go
+    pub out: PathBuf,
+    /// Bytes of samples in a shard
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size)]
+    pub shard_size: u64,
+    /// Samples in a shard, whatever their size
+    #[arg(long, value_name = "N", conflicts_with = "shard_size", value_parser = clap::value_parser!(u64).range(1..))]
+    pub samples_per_shard: Option<u64>,
+    /// Put the samples in a shuffled order, so that readers that go through shards in order see them mixed
+    #[arg(long)]
+    pub shuffle: bool,
+    /// What the shuffled order is a function of
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "shuffle")]
+    pub seed: u64,
+    /// Where each sample's field `cls` comes from: `folders` (the topmost folder it lies in) or a CSV file of FILE,LABEL
+    #[arg(long, value_name = "folders|FILE")]
+    pub labels: Option<String>,
+    /// Begin a field's name at the first dot of a file's name, not the last: `7.seg.png` is then field seg.png of 7
+    #[arg(long)]
+    pub first_dot: bool,
+    /// What the shards' names begin with
+    #[arg(long, value_name = "NAME", default_value = "shard", value_parser = parse_prefix)]
+    pub name: String,
+    /// Print the summary as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn parse_prefix(text: &str) -> Result<String, String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if text.is_empty() || text.starts_with('.') || !text.chars().all(plain) {
+        return Err("letters, digits, `-`, `_` and `.`, not beginning with `.`".to_owned());
+    }
+    Ok(text.to_owned())
 }
 
 fn parse_index(text: &str) -> Result<IndexArg, String> {

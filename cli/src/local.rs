@@ -7,7 +7,7 @@ use forebay_client::ClientConfig;
 use forebay_client::blocking::{Client, Dataset};
 use forebay_server::catalog::BuildError;
 use forebay_server::local::LocalFabric;
-use forebay_server::publish::{Publish, PublishError, publish};
+use forebay_server::publish::{Publish, PublishError, complete, publish};
 use forebay_server::serve::Registry;
 use forebay_server::store::PreadConfig;
 
@@ -29,6 +29,7 @@ pub fn open(path: &str, args: &LocalArgs, memory: Option<u64>) -> Result<Dataset
         index,
         portable,
         skip_damaged: args.skip_damaged,
+        defer: args.defer_checksums.then_some(args.checksum_rate),
         store: PreadConfig::default(),
     };
     let registry = Arc::new(Registry::new());
@@ -44,6 +45,15 @@ pub fn open(path: &str, args: &LocalArgs, memory: Option<u64>) -> Result<Dataset
     }
     for damage in &published.skipped {
         eprintln!("forebay: read without a damaged shard: {damage}");
+    }
+    if args.defer_checksums {
+        let registry = registry.clone();
+        // Ends with the process, wherever it is: what it learnt is kept.
+        std::thread::Builder::new().name("index".into()).spawn(move || {
+            if let Err(error) = complete(&registry, &work, &|_| {}, &AtomicBool::new(false)) {
+                tracing::warn!(%error, "still without checksums");
+            }
+        })?;
     }
     let fabric = LocalFabric::new(path, registry).map_err(Failure::other)?;
     // A server's client gives half of its memory to the network; here all of it could be pool, but then the same

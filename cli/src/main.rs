@@ -9,6 +9,7 @@ mod index;
 mod local;
 mod ls;
 mod output;
+mod pack;
 mod progress;
 mod read;
 mod serve;
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
         Command::Read(args) => read::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Index(args) => index::run(args),
+        Command::Pack(args) => pack::run(args),
         Command::Verify(args) => verify::run(args),
     });
     connect::close();

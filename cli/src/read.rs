@@ -68,6 +68,8 @@ pub struct Run {
     pub cpu: Duration,
     pub stats: LoaderStats,
     pub digest: Option<Digest>,
+    /// Fields that came without a checksum.
+    pub unverified: u64,
     keep: u32,
     /// There was a loader: what was asked for made sense.
     begun: bool,
@@ -129,6 +131,7 @@ fn deliver(dataset: &Dataset, options: LoaderOptions, run: &mut Run, started: In
     };
     progress.clear();
     run.stats = loader.stats();
+    run.unverified = dataset.unverified();
     outcome
 }
 
@@ -212,13 +215,17 @@ fn milliseconds(duration: Duration) -> f64 {
 fn summary_text(summary: &Summary, run: &Run) -> String {
     let stats = &run.stats;
     let mut text = format!(
-        "samples   {} in {} batches, each verified\nbytes     {} ({})\n\
+        "samples   {} in {} batches, {}\nbytes     {} ({})\n\
          time      {:.2} s, first batch after {:.0} ms\n\
          speed     {:.0} samples/s, {:.1} MB/s\n\
          groups    {}, latency p50 {:.1} ms, p99 {:.1} ms\n\
          CPU       {:.2} s, {:.2} s per GB\npool      {}\n",
         count(run.samples),
         count(run.batches),
+        match run.unverified {
+            0 => "each verified".to_owned(),
+            fields => format!("{} fields without a checksum yet", count(fields)),
+        },
         count(run.bytes),
         size(run.bytes),
         run.elapsed.as_secs_f64(),
@@ -276,6 +283,7 @@ fn summary_json(summary: &Summary, run: &Run, args: &Read, failure: Option<&Fail
         "corrupt": stats.corrupt,
         "storage_errors": stats.storage,
         "skipped": stats.skipped,
+        "unverified_fields": run.unverified,
         "order_digest": run.digest.as_ref().map(Digest::ordered),
         "set_digest": run.digest.as_ref().map(Digest::set),
         "error": failure.map(|failure| &failure.message),

@@ -12,7 +12,7 @@ use forebay_client::transport::h3::server::{Server, ServerConfig};
 use forebay_client::transport::h3::tls::Identity;
 use forebay_client::transport::pool::{Ledger, Slab, SlabConfig};
 use forebay_server::catalog;
-use forebay_server::publish::{Publish, PublishError, Published, publish};
+use forebay_server::publish::{Publish, PublishError, Published, complete, publish};
 use forebay_server::serve::registry::Registry;
 use forebay_server::serve::{Service, ServiceConfig};
 use forebay_server::store::PreadConfig;
@@ -145,6 +145,7 @@ fn datasets(args: &Serve, state: &Path) -> Result<Vec<Publish>, Failure> {
                 sources,
                 index: state.join("indexes").join(format!("{}.fbi", dataset.name)),
                 portable: None,
+                defer: args.defer_checksums.then_some(args.checksum_rate),
                 skip_damaged: args.skip_damaged,
                 store,
             }),
@@ -208,9 +209,24 @@ fn index(
             }
         }
         if served.load(Ordering::Relaxed) == 0 {
-            hopeless.notify_one();
+            return hopeless.notify_one();
         }
+        work.iter().for_each(|dataset| finish(&registry, dataset));
     })
+}
+
+/// Reads what was left for later.
+fn finish(registry: &Registry, dataset: &Publish) {
+    let watch = Watch::new(format!("reading the content of {}", dataset.name));
+    let started = std::time::Instant::now();
+    let done = complete(registry, dataset, &|now| watch.build(now), &CANCEL);
+    watch.clear();
+    match done {
+        Ok(Some(published)) => announce(&dataset.name, &published, started.elapsed()),
+        Ok(None) => {}
+        Err(_) if CANCEL.load(Ordering::Relaxed) => {}
+        Err(error) => eprintln!("forebay: still without checksums: {error}"),
+    }
 }
 
 fn announce(name: &str, published: &Published, took: Duration) {

@@ -45,6 +45,11 @@ impl Client {
         self.0.pool()
     }
 
+    /// See [`Client::unverified`](client::Client::unverified).
+    pub fn unverified(&self) -> u64 {
+        self.0.unverified()
+    }
+
     /// The client behind it, for async code.
     pub fn inner(&self) -> &client::Client {
         &self.0
@@ -58,6 +63,11 @@ pub struct Dataset(client::Dataset);
 impl Dataset {
     pub fn description(&self) -> &Description {
         self.0.description()
+    }
+
+    /// See [`Client::unverified`](client::Client::unverified).
+    pub fn unverified(&self) -> u64 {
+        self.0.client().unverified()
     }
 
     /// See [`Dataset::sample`](client::Dataset::sample).

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_transport::Version;
 use forebay_transport::dial::{Dialer, Document};
@@ -41,6 +42,7 @@ struct Shared {
     path_bytes: u64,
     commands: mpsc::UnboundedSender<Command>,
     panicked: Panicked,
+    unverified: Arc<AtomicU64>,
 }
 
 impl Client {
@@ -84,9 +86,13 @@ impl Client {
         }
         let (peer, fabric) = (dialer.peer().to_owned(), dialer.fabric().to_owned());
         let (commands, receiver) = mpsc::unbounded_channel();
-        let panicked = Panicked::default();
-        driver::start(dialer, slab.clone(), receiver, panicked.clone()).await.map_err(Error::Thread)??;
-        Ok(Client { shared: Arc::new(Shared { peer, fabric, slab, ledger, path_bytes, commands, panicked }) })
+        let (panicked, unverified) = (Panicked::default(), Arc::<AtomicU64>::default());
+        driver::start(dialer, slab.clone(), receiver, panicked.clone(), unverified.clone())
+            .await
+            .map_err(Error::Thread)??;
+        Ok(Client {
+            shared: Arc::new(Shared { peer, fabric, slab, ledger, path_bytes, commands, panicked, unverified }),
+        })
     }
 
     /// Who is on the other end, as messages name it: `HOST:PORT`, or a folder.
@@ -97,6 +103,12 @@ impl Client {
     /// What the pool's memory is doing.
     pub fn pool(&self) -> Usage {
         self.shared.slab.usage()
+    }
+
+    /// How many fields came without a checksum that they could be compared with: the server's index is still being
+    /// completed.
+    pub fn unverified(&self) -> u64 {
+        self.shared.unverified.load(Ordering::Relaxed)
     }
 
     /// Everything that may hold memory for data, and the budget it fits in.

@@ -7,6 +7,7 @@
 //! | [`store`] | how bytes get from storage into leases | what a sample is |
 //! | [`serve`] | requests and answers | who waits on the other end |
 //! | [`local`] | the same for a client in this process, without a server | copies |
+//! | [`pack`] | from a folder of files to shards | |
 //! | [`publish`] | from shards to a served dataset | policy |
 //! | [`metrics`] | figures of a running server | |
 
@@ -14,6 +15,7 @@ pub mod catalog;
 pub mod format;
 pub mod local;
 pub mod metrics;
+pub mod pack;
 pub mod publish;
 pub mod serve;
 pub mod store;

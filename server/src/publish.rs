@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use forebay_transport::Version;
 
-use crate::catalog::{self, BuildError, BuildRequest, Damage, Monitor, Progress, SourceFile};
+use crate::catalog::{self, BuildError, BuildRequest, Built, Damage, Depth, Monitor, Progress, SourceFile};
 use crate::serve::registry::{Registry, Served, State};
 use crate::store::{PreadConfig, PreadStore};
 
@@ -22,6 +22,9 @@ pub struct Publish {
     pub portable: Option<PathBuf>,
     /// Leave damaged shards out, which makes another version.
     pub skip_damaged: bool,
+    /// Serve as soon as the shards' headers are known, without checksums and under a provisional version: [`complete`]
+    /// then reads the rest, at no more than this many bytes in a second. An index that is there already is used.
+    pub defer: Option<u64>,
     pub store: PreadConfig,
 }
 
@@ -64,18 +67,29 @@ pub fn publish(
     done
 }
 
+impl Publish {
+    fn request(&self) -> BuildRequest {
+        BuildRequest {
+            skip_damaged: self.skip_damaged,
+            portable: self.portable.clone(),
+            ..BuildRequest::new(&self.name, self.sources.clone(), self.index.clone())
+        }
+    }
+}
+
 fn attempt(
     registry: &Registry,
     publish: &Publish,
     progress: &(dyn Fn(&Progress) + Sync),
     cancel: &AtomicBool,
 ) -> Result<Published, PublishError> {
-    let Publish { name, sources, index, portable, skip_damaged, store } = publish;
-    let request = BuildRequest {
-        skip_damaged: *skip_damaged,
-        portable: portable.clone(),
-        ..BuildRequest::new(name, sources.clone(), index.clone())
-    };
+    let Publish { name, store, .. } = publish;
+    let mut request = publish.request();
+    if publish.defer.is_some() && catalog::ready(&request)?.is_none() {
+        request.index = catalog::headers_of(&request.index);
+        request.depth = Depth::Headers;
+        request.portable = None;
+    }
     let watch = |now: &Progress| {
         let share = now.bytes_done as f64 / now.bytes_total.max(1) as f64;
         registry.set(name, State::Indexing { progress: share });
@@ -84,16 +98,65 @@ fn attempt(
     let built = catalog::build(&request, Monitor { progress: &watch, cancel })?;
     let store = PreadStore::new(built.dataset.shard_files(), *store)
         .map_err(|source| PublishError::Store { dataset: name.clone(), source })?;
-    let dataset = built.dataset;
-    let published = Published {
+    let published = published(&built);
+    // Whoever reads under the version it had before may go on, also after a restart.
+    let before = match request.depth {
+        Depth::Content => catalog::provisional(&catalog::headers_of(&publish.index), &built.dataset),
+        Depth::Headers => None,
+    };
+    let served = Served::new(built.dataset, Arc::new(store)).known_as(before);
+    registry.set(name, State::Ready(Arc::new(served)));
+    Ok(published)
+}
+
+/// Reads what [`publish`] left for later, and gives the dataset its final version. Whoever reads it under the provisional
+/// one may go on, and gets checksums from then on; whoever asks what there is learns the final one. `None` when nothing
+/// was left for later. Blocks; setting `cancel` ends it soon, and what it learnt is kept.
+///
+/// When it fails the dataset is served as before, unless its shards have changed.
+pub fn complete(
+    registry: &Registry,
+    publish: &Publish,
+    progress: &(dyn Fn(&Progress) + Sync),
+    cancel: &AtomicBool,
+) -> Result<Option<Published>, PublishError> {
+    let before = match registry.get(&publish.name) {
+        Some(State::Ready(served)) if served.dataset.depth() == Depth::Headers => served,
+        _ => return Ok(None),
+    };
+    // One thread: readers come first.
+    let request = BuildRequest { rate: publish.defer, threads: 1, ..publish.request() };
+    let built = match catalog::build(&request, Monitor { progress, cancel }) {
+        Ok(built) => built,
+        Err(error) => {
+            if let BuildError::Changed { .. } = error {
+                registry.stop(&before, &error.to_string());
+            }
+            return Err(error.into());
+        }
+    };
+    let same = before.dataset.shard_files() == built.dataset.shard_files()
+        && before.dataset.samples() == built.dataset.samples();
+    if !same {
+        registry.stop(&before, "its shards changed before their content was read");
+        let dataset = publish.name.clone();
+        return Err(BuildError::Changed { dataset, shard: "(one of them)".to_owned() }.into());
+    }
+    let published = published(&built);
+    let after = Served::new(built.dataset, before.store.clone()).known_as(Some(before.dataset.version()));
+    registry.succeed(&before, Arc::new(after));
+    Ok(Some(published))
+}
+
+fn published(built: &Built) -> Published {
+    let dataset = &built.dataset;
+    Published {
         version: dataset.version(),
         samples: dataset.samples(),
         bytes: dataset.bytes(),
         shards: dataset.shards().len(),
         bytes_read: built.bytes_read,
-        skipped: built.skipped,
-        discarded: built.discarded,
-    };
-    registry.set(name, State::Ready(Arc::new(Served::new(dataset, Arc::new(store)))));
-    Ok(published)
+        skipped: built.skipped.clone(),
+        discarded: built.discarded.clone(),
+    }
 }

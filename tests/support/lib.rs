@@ -7,8 +7,10 @@
 //! | [`tars`] | shards made in a moment, when it does not matter what is in them |
 //! | [`world`] | our own library against a server that runs |
 //! | [`scratch`] | folders that go away |
+//! | [`allocations`] | an allocator that counts |
 //! | [`figures`] | results of benches, as JSON lines |
 
+pub mod allocations;
 pub mod figures;
 pub mod program;
 pub mod python;

@@ -11,6 +11,7 @@ mod verify;
 
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -89,6 +90,8 @@ struct Driver {
     down: Option<String>,
     /// Who waits for the thread's end. Dropped with it, after the server was told.
     ending: Vec<oneshot::Sender<()>>,
+    /// Fields that came without a checksum.
+    unverified: Arc<AtomicU64>,
 }
 
 /// Starts the thread and connects. Ready when the first connection stands, or failed.
@@ -97,6 +100,7 @@ pub(crate) async fn start(
     slab: Slab,
     commands: mpsc::UnboundedReceiver<Command>,
     panicked: Panicked,
+    unverified: Arc<AtomicU64>,
 ) -> Result<Result<(), DialError>, std::io::Error> {
     let (connected, first) = oneshot::channel();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -106,7 +110,7 @@ pub(crate) async fn start(
                 Err(error) => _ = connected.send(Err(error)),
                 Ok(dialled) => {
                     if connected.send(Ok(())).is_ok() {
-                        let mut driver = Driver::new(Path::new(dialer, dialled), slab, commands);
+                        let mut driver = Driver::new(Path::new(dialer, dialled), slab, commands, unverified);
                         driver.run(&panicked).await;
                         driver.path.close().await;
                     }
@@ -120,7 +124,7 @@ pub(crate) async fn start(
 }
 
 impl Driver {
-    fn new(path: Path, slab: Slab, commands: mpsc::UnboundedReceiver<Command>) -> Driver {
+    fn new(path: Path, slab: Slab, commands: mpsc::UnboundedReceiver<Command>, unverified: Arc<AtomicU64>) -> Driver {
         let now = Instant::now();
         Driver {
             path,
@@ -134,6 +138,7 @@ impl Driver {
             stats_due: now + STATS_EVERY,
             down: None,
             ending: Vec::new(),
+            unverified,
         }
     }
 
@@ -183,7 +188,8 @@ impl Driver {
                 idle = false;
             }
             if let Poll::Ready(mut completion) = self.path.poll_completion(cx) {
-                verify::verify(&mut completion);
+                let without = verify::verify(&mut completion);
+                self.unverified.fetch_add(without, Ordering::Relaxed);
                 let id = Slots::owner(completion.tag);
                 self.step(id, Event::Completed(completion));
                 handled += 1;

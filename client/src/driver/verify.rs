@@ -2,15 +2,18 @@
 
 use forebay_transport::link::{Completion, Entry, Failure, Status};
 
-/// Marks every entry whose bytes do not match their CRC-32C as failed.
-pub(crate) fn verify(completion: &mut Completion) {
+/// Marks every entry whose bytes do not match their CRC-32C as failed. The result is how many came without one.
+pub(crate) fn verify(completion: &mut Completion) -> u64 {
     let lease: &[u8] = &completion.lease;
-    let Ok(entries) = &mut completion.result else { return };
+    let Ok(entries) = &mut completion.result else { return 0 };
+    let mut without = 0;
     for entry in entries {
+        without += u64::from(entry.status == Status::Ok && entry.crc.is_none() && entry.len > 0);
         if !matches(entry, lease) {
             entry.status = Status::Failed(Failure::Corrupt);
         }
     }
+    without
 }
 
 /// Whether an entry's bytes are those that were indexed. An entry without a CRC, or without bytes, has nothing to differ.
@@ -46,7 +49,7 @@ mod tests {
             Entry { status: Status::Absent, ..ok },
         ];
         let mut completion = Completion { tag: Tag(0), lease, ordinals: Vec::new(), result: Ok(entries) };
-        verify(&mut completion);
+        assert_eq!(verify(&mut completion), 1);
         let found: Vec<_> = completion.result.unwrap().iter().map(|entry| entry.status).collect();
         let corrupt = Status::Failed(Failure::Corrupt);
         assert_eq!(found, [Status::Ok, corrupt, Status::Ok, corrupt, corrupt, Status::Absent]);

@@ -141,6 +141,17 @@ pub fn build(request: &BuildRequest, monitor: Monitor<'_>) -> Result<Built, Buil
     Ok(built)
 }
 
+/// The dataset, if all of its shards are known already: what [`build`] would return without reading or writing anything.
+pub fn ready(request: &BuildRequest) -> Result<Option<Dataset>, BuildError> {
+    let files = files(request)?;
+    for known in [portable(request, &files), reuse(request, &files)] {
+        if let Known::All(dataset) = known? {
+            return Ok(Some(dataset));
+        }
+    }
+    Ok(None)
+}
+
 /// What is known before anything is read.
 struct Earlier {
     /// The index that is to be replaced.

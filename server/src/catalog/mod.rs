@@ -10,16 +10,19 @@ mod fingerprint;
 mod index;
 mod portable;
 mod source;
+mod synthetic;
 mod verify;
 
 use std::path::PathBuf;
 
-pub use build::{BuildError, BuildRequest, Built, Damage, Depth, Monitor, Progress, build};
+pub use build::{BuildError, BuildRequest, Built, Damage, Depth, Monitor, Progress, build, ready};
 pub use dataset::{CatalogError, Dataset, FieldStats, Sample, SampleExtent, Shard};
 pub use fingerprint::Fingerprint;
 pub use index::{FORMAT, LockError};
-pub use portable::{EXTENSION, beside, open, root};
+pub use portable::{EXTENSION, beside, headers_of, open, provisional, root};
 pub use source::{SourceError, SourceFile, resolve};
+#[doc(hidden)]
+pub use synthetic::synthesize;
 pub use verify::{Rot, RotProblem, RottenField, Verified, VerifyError, verify};
 
 /// What tells that a file on disk is still the one that was indexed.

@@ -6,6 +6,8 @@ use std::fs;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
+use forebay_transport::Version;
+
 use super::index::{Index, IndexError};
 use super::{BuildError, Dataset, Depth, ShardFile, SourceFile};
 
@@ -48,6 +50,19 @@ pub fn beside(sources: &[SourceFile]) -> Option<PathBuf> {
         }
     }
     some
+}
+
+/// Where the index of the shards' headers is, of a dataset whose own index is `index`.
+pub fn headers_of(index: &Path) -> PathBuf {
+    index.with_extension(format!("headers.{EXTENSION}"))
+}
+
+/// The provisional version that `dataset` had, if `headers` is the index of the very same shards' headers.
+pub fn provisional(headers: &Path, dataset: &Dataset) -> Option<Version> {
+    let index = Index::open(headers).ok().filter(|index| index.depth() == Depth::Headers)?;
+    let shards = index.shards().iter().map(|shard| (&shard.name, shard.identity));
+    let files = dataset.shards().iter().map(|shard| (&shard.file.name, shard.file.identity));
+    (index.samples() == dataset.samples() && shards.eq(files)).then(|| index.version())
 }
 
 /// Opens a dataset by its index alone: its shards lie under `root`, and are as they were indexed, which is not looked at.

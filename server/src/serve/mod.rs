@@ -179,7 +179,7 @@ impl Service {
         };
         match state {
             State::Ready(served) => match pinned {
-                Some(version) if version != served.dataset.version() => Err(changed(&served, version)),
+                Some(version) if !served.is(version) => Err(changed(&served, version)),
                 _ => Ok(served),
             },
             State::Indexing { progress } => {
@@ -227,7 +227,7 @@ impl Service {
             let kind = if matches!(error, WireError::Version(_)) { Kind::WireVersion } else { Kind::BadRequest };
             Refusal::new(kind, error.to_string())
         })?;
-        if body.version != served.dataset.version() {
+        if !served.is(body.version) {
             return Err(changed(served, body.version));
         }
         let (dataset, samples, fields) = (&served.dataset, served.dataset.samples(), served.dataset.fields().len());

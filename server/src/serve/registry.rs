@@ -14,6 +14,8 @@ use crate::store::Store;
 pub struct Served {
     pub dataset: Dataset,
     pub store: Arc<dyn Store>,
+    /// The provisional version that it had before its shards' content was read.
+    before: Option<Version>,
     /// Why it is served no more, once it is not.
     stopped: OnceLock<String>,
 }
@@ -21,12 +23,17 @@ pub struct Served {
 impl Served {
     /// `store` must have been made with the dataset's shards, in their order.
     pub fn new(dataset: Dataset, store: Arc<dyn Store>) -> Served {
-        Served { dataset, store, stopped: OnceLock::new() }
+        Served { dataset, store, before: None, stopped: OnceLock::new() }
+    }
+
+    /// The same, which those who know it by its provisional version may go on reading under that.
+    pub fn known_as(self, before: Option<Version>) -> Served {
+        Served { before, ..self }
     }
 
     /// Whether it is what this version names.
     pub fn is(&self, version: Version) -> bool {
-        version == self.dataset.version()
+        version == self.dataset.version() || Some(version) == self.before
     }
 
     /// Why nothing of it may be served any more: a shard is not what was indexed.
@@ -90,6 +97,14 @@ impl Registry {
             *state = State::Changed { version: served.dataset.version(), error: why.to_owned() };
         }
         first
+    }
+
+    /// Puts `after` in the place of `before`, if that is still what is served. Whether it was.
+    pub fn succeed(&self, before: &Arc<Served>, after: Arc<Served>) -> bool {
+        let mut states = self.write();
+        let state = states.get_mut(before.dataset.name());
+        let state = state.filter(|state| matches!(state, State::Ready(now) if Arc::ptr_eq(now, before)));
+        state.map(|state| *state = State::Ready(after)).is_some()
     }
 
     /// A line for each, by name.

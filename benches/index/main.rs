@@ -1,0 +1,147 @@
+//! Indexing against reading with the same sums and nothing else, and what a dataset of ten million samples costs.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_client::LoaderOptions;
+use forebay_client::blocking::Client;
+use forebay_server::catalog::{
+    self, BuildRequest, Identity, Monitor, ShardFile, SourceFile, build, resolve, synthesize,
+};
+use forebay_server::local::LocalFabric;
+use forebay_server::serve::{Registry, Served, State};
+use forebay_server::store::{PreadConfig, PreadStore};
+use forebay_system::allocations::{self, Counting};
+use forebay_system::figures::{Figures, median};
+use forebay_system::scratch::Scratch;
+use forebay_system::tars::{self, Shards, Sizes};
+use serde_json::json;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Runs of each kind, in turn.
+const PAIRS: usize = 7;
+const POOL: u64 = 32 << 20;
+
+fn main() {
+    let smoke = std::env::args().any(|argument| argument == "--smoke");
+    let figures = Figures::new("index", smoke);
+    indexing(&figures, smoke);
+    size(&figures, smoke);
+}
+
+/// Forgets what the page cache knows of these files.
+fn cool(paths: &[PathBuf]) {
+    for path in paths {
+        let file = File::open(path).expect("there");
+        file.sync_all().expect("on the disk");
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("advice");
+    }
+}
+
+/// Reads each file once, front to back, as many at a time as there are processors, and sums it up.
+fn sums(paths: &[PathBuf]) -> Duration {
+    let begun = Instant::now();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut buffer = vec![0; 2 << 20];
+        while let Some(path) = paths.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let mut file = File::open(path).expect("there");
+            let (mut crc, mut hasher) = (0, blake3::Hasher::new());
+            loop {
+                let read = file.read(&mut buffer).expect("a good disk");
+                if read == 0 {
+                    break;
+                }
+                crc = crc32c::crc32c_append(crc, &buffer[..read]);
+                hasher.update(&buffer[..read]);
+            }
+            std::hint::black_box((crc, hasher.finalize()));
+        }
+    };
+    std::thread::scope(|scope| {
+        (1..std::thread::available_parallelism().map_or(1, usize::from)).for_each(|_| _ = scope.spawn(work));
+        work();
+    });
+    begun.elapsed()
+}
+
+fn indexing(figures: &Figures, smoke: bool) {
+    let (samples, pairs) = if smoke { (200, 1) } else { (8000, PAIRS) };
+    let scratch = Scratch::new("bench-index");
+    let what = Shards { shards: 8, samples, sizes: Sizes::ImageNet, seed: 1 };
+    let paths = tars::write(scratch.path(), &what, |_| {}).expect("room for shards");
+    let bytes: u64 = paths.iter().map(|path| path.metadata().expect("there").len()).sum();
+    let sources = resolve(scratch.path().to_str().expect("UTF-8")).expect("shards");
+    let index = |run: usize| {
+        let request = BuildRequest::new("bench", sources.clone(), scratch.join(&format!("{run}.fbi")));
+        let begun = Instant::now();
+        let built = build(&request, Monitor { progress: &|_| {}, cancel: &AtomicBool::new(false) });
+        assert_eq!(built.expect("intact").bytes_read, bytes);
+        begun.elapsed()
+    };
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    let speed = |time: Duration| bytes as f64 / 1e6 / time.as_secs_f64();
+    for run in 0..pairs {
+        cool(&paths);
+        ours.push(speed(index(run)));
+        cool(&paths);
+        theirs.push(speed(sums(&paths)));
+    }
+    let ratios: Vec<f64> = ours.iter().zip(&theirs).map(|(ours, theirs)| ours / theirs).collect();
+    figures.note("indexing, cold", median(&ours), "MB/s", json!({ "runs": ours }));
+    figures.note("CRC-32C and BLAKE3, cold", median(&theirs), "MB/s", json!({ "runs": theirs }));
+    figures.note("indexing ÷ CRC-32C and BLAKE3", median(&ratios), "ratio", json!({ "runs": ratios }));
+}
+
+/// Heap in use while a shuffled epoch of so many samples is read (its beginning), and how long opening took.
+fn heap(folder: &Path, samples: u64) -> (u64, Duration, u64) {
+    const SHARDS: u64 = 100;
+    let files: Vec<ShardFile> = (0..SHARDS)
+        .map(|number| {
+            let (name, path) = (format!("{number:06}.tar"), folder.join(format!("{samples}-{number:06}.tar")));
+            let file = File::create(&path).expect("created");
+            file.set_len(samples / SHARDS * 1024 + 1024).expect("sparse");
+            ShardFile { name, path, identity: Identity::of(&file.metadata().expect("there")) }
+        })
+        .collect();
+    let index = folder.join(format!("{samples}.fbi"));
+    synthesize(&index, &files, samples / SHARDS, 64).expect("written");
+    let sources = files.iter().map(|file| SourceFile { name: file.name.clone(), path: file.path.clone() }).collect();
+    let before = allocations::live();
+    let begun = Instant::now();
+    let request = BuildRequest::new("bench", sources, index.clone());
+    let built = catalog::build(&request, Monitor { progress: &|_| {}, cancel: &AtomicBool::new(false) });
+    let dataset = built.expect("it is whole").dataset;
+    let opened = begun.elapsed();
+    let store = PreadStore::new(dataset.shard_files(), PreadConfig::default()).expect("threads");
+    let registry = Arc::new(Registry::new());
+    registry.set("bench", State::Ready(Arc::new(Served::new(dataset, Arc::new(store)))));
+    let fabric = LocalFabric::new("bench", registry).expect("a page");
+    let client = Client::with_dialer(Box::new(fabric), POOL).expect("memory");
+    let options = LoaderOptions { batch_size: 256, seed: 7, ..LoaderOptions::default() };
+    let mut loader = client.dataset("bench").expect("it is served").loader(options).expect("a loader");
+    for _ in 0..200 {
+        assert_eq!(loader.next().expect("more").expect("a batch").len(), 256);
+    }
+    let heap = allocations::live() - before;
+    drop(loader);
+    (heap, opened, std::fs::metadata(index).expect("there").len())
+}
+
+fn size(figures: &Figures, smoke: bool) {
+    let scratch = Scratch::new("bench-size");
+    let (few, many) = if smoke { (60_000, 120_000) } else { (100_000, 10_000_000) };
+    let (small, ..) = heap(scratch.path(), few);
+    let (large, opened, bytes) = heap(scratch.path(), many);
+    let growth = (large as f64 / small as f64 - 1.0) * 100.0;
+    let more = json!({ "heap_few": small, "heap_many": large, "few": few, "many": many });
+    figures.note("heap growth from 10^5 to 10^7 samples", growth, "%", more);
+    figures.note("opening 10^7 samples, warm", opened.as_secs_f64() * 1e3, "ms", json!({}));
+    figures.note("index of 10^7 samples", bytes as f64 / many as f64, "bytes per sample", json!({}));
+}
