@@ -14,8 +14,11 @@ fn json(arguments: &[&str]) -> serde_json::Value {
     serde_json::from_slice(&finished.stdout).expect("JSON")
 }
 
+/// Each field's bytes, by key and name.
+type Fields = BTreeMap<(String, String), Vec<u8>>;
+
 /// A folder of pictures as people have them: capitals, dots and spaces in names, other alphabets, long paths.
-fn photos(folder: &Path) -> BTreeMap<(String, String), Vec<u8>> {
+fn photos(folder: &Path) -> Fields {
     let long = format!("dogs/{}/{}", "d".repeat(120), "n".repeat(90));
     let mut expected = BTreeMap::new();
     for (number, (file, key, field)) in [
@@ -43,7 +46,7 @@ fn photos(folder: &Path) -> BTreeMap<(String, String), Vec<u8>> {
 }
 
 /// What the `webdataset` package reads from these shards: each field's bytes, and the keys in order.
-fn package(shards: &Path) -> (BTreeMap<(String, String), Vec<u8>>, Vec<String>) {
+fn package(shards: &Path) -> (Fields, Vec<String>) {
     let mut paths: Vec<_> = fs::read_dir(shards)
         .expect("there")
         .flatten()
