@@ -43,8 +43,11 @@ fn served(registry: &Registry) -> Arc<Served> {
     }
 }
 
-/// Reads samples 0 to 9 under this version, as an epoch that is running does: each field's bytes and CRC.
-fn read(fabric: &LocalFabric, version: Version) -> Result<Vec<(Vec<u8>, Option<u32>)>, LinkError> {
+/// A field's bytes and its CRC.
+type Read = (Vec<u8>, Option<u32>);
+
+/// Reads samples 0 to 9 under this version, as an epoch that is running does.
+fn read(fabric: &LocalFabric, version: Version) -> Result<Vec<Read>, LinkError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().expect("a runtime");
     let slab = Slab::new(SlabConfig { lock: false, ..SlabConfig::new(1 << 20) }).expect("a slab");
     let account = Account::new("test", slab.capacity());
