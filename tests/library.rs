@@ -1,5 +1,6 @@
 //! The library as a training program uses it: async and blocking, several loaders at once, and things dropped half-way.
 
+use std::future::Future;
 use std::time::Duration;
 
 use forebay_client::blocking;
@@ -190,6 +191,24 @@ fn a_future_dropped_half_way_loses_nothing() {
             let connecting = Client::connect(&url, config(&world.server, MEMORY));
             drop(tokio::time::timeout(Duration::from_micros(500), connecting).await);
             assert_eq!(drain(&dataset, options(9), &world.written).await.unwrap(), 90);
+        });
+    });
+}
+
+/// The driver's reply is under way, and nobody waits for it any more.
+#[test]
+fn a_loader_given_up_while_it_opens_leaves_nothing_behind() {
+    within(LIMIT, || {
+        let world = World::varied("given-up");
+        runtime().block_on(async {
+            let (client, dataset) = world.connect().await;
+            let endless = LoaderOptions { epochs: None, ..options(3) };
+            let mut opening = Box::pin(dataset.loader(endless));
+            let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+            assert!(opening.as_mut().poll(&mut context).is_pending());
+            until("it prefetches", || client.pool().leases > 0);
+            drop(opening);
+            is_whole(&client);
         });
     });
 }

@@ -13,7 +13,7 @@ use forebay_transport::wire::describe::{DatasetList, Description, Problem, Sampl
 use tokio::sync::{mpsc, oneshot};
 
 use crate::config::{ClientConfig, LoaderOptions};
-use crate::driver::{self, Command, Delivery, H3Dialer, Panicked};
+use crate::driver::{self, Command, Delivery, H3Dialer, Panicked, Seat};
 use crate::error::Error;
 use crate::loader::{Batch, LoaderConfig, LoaderStats, Machine, Source};
 use crate::plan::{Plan, PlanSpec};
@@ -311,12 +311,13 @@ impl Dataset {
             Machine::new(source, plan, LoaderConfig { tag_prefix, ..config }, slab, account)
         });
         let (out, batches) = mpsc::unbounded_channel();
-        let (reply, id) = oneshot::channel();
-        self.client.send(Command::Open { make, out, reply })?;
-        let id = id.await.map_err(|_| self.client.gone())?.ok_or(Error::TooManyLoaders(1 << 16))?;
-        let loader = Loader { client: self.client.clone(), id, batches, ended: None };
+        let (reply, seat) = oneshot::channel();
+        let commands = self.client.shared.commands.clone();
+        self.client.send(Command::Open { make, out, commands, reply })?;
+        let seat = seat.await.map_err(|_| self.client.gone())?.ok_or(Error::TooManyLoaders(1 << 16))?;
+        let loader = Loader { client: self.client.clone(), seat, batches, ended: None };
         // The first batch is made ready before it is asked for.
-        loader.client.send(Command::Want(id, 1))?;
+        loader.client.send(Command::Want(loader.seat.id, 1))?;
         Ok(loader)
     }
 }
@@ -326,7 +327,7 @@ impl Dataset {
 #[derive(Debug)]
 pub struct Loader {
     client: Client,
-    id: u16,
+    seat: Seat,
     batches: mpsc::UnboundedReceiver<Delivery>,
     ended: Option<Box<LoaderStats>>,
 }
@@ -341,14 +342,14 @@ impl Loader {
         let delivery = match self.batches.try_recv() {
             Ok(delivery) => Some(delivery),
             Err(_) => {
-                let _waiting = Waiting::begin(&self.client, self.id);
+                let _waiting = Waiting::begin(&self.client, self.seat.id);
                 self.batches.recv().await
             }
         };
         match delivery {
             Some(Delivery::Batch(batch)) => {
                 // One batch is kept ready; the driver's end is noticed at the next call.
-                let _ = self.client.send(Command::Want(self.id, 1));
+                let _ = self.client.send(Command::Want(self.seat.id, 1));
                 Some(Ok(batch))
             }
             Some(Delivery::End(result, stats)) => {
@@ -368,14 +369,8 @@ impl Loader {
             return (**stats).clone();
         }
         let (reply, stats) = oneshot::channel();
-        let _ = self.client.send(Command::Stats(self.id, reply));
+        let _ = self.client.send(Command::Stats(self.seat.id, reply));
         stats.await.unwrap_or_default()
-    }
-}
-
-impl Drop for Loader {
-    fn drop(&mut self) {
-        let _ = self.client.send(Command::Close(self.id));
     }
 }
 
@@ -459,7 +454,8 @@ mod tests {
     fn a_panic_of_the_thread_is_told_to_all() {
         let (client, runtime) = client();
         let (out, batches) = mpsc::unbounded_channel();
-        let mut waiting = Loader { client: client.clone(), id: 7, batches, ended: None };
+        let seat = Seat::new(7, client.shared.commands.clone());
+        let mut waiting = Loader { client: client.clone(), seat, batches, ended: None };
         let (reply, _) = oneshot::channel();
         // The channel of a loader that is there already is the driver's, and goes with it: not while the panic unwinds.
         type Kept = std::cell::RefCell<Option<mpsc::UnboundedSender<Delivery>>>;
@@ -469,7 +465,8 @@ mod tests {
             panic!("of {} kinds", 3)
         });
         let (other, _) = mpsc::unbounded_channel();
-        client.send(Command::Open { make, out: other, reply }).unwrap();
+        let commands = client.shared.commands.clone();
+        client.send(Command::Open { make, out: other, commands, reply }).unwrap();
         let says = |error: Error| error.to_string().contains("of 3 kinds");
         assert!(says(runtime.block_on(waiting.next()).unwrap().unwrap_err()));
         assert!(says(runtime.block_on(client.datasets()).unwrap_err()));

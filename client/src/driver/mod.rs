@@ -29,12 +29,14 @@ use crate::loader::{Batch, Event, LoaderError, LoaderStats, Machine};
 
 /// What consumers ask of the driver.
 pub(crate) enum Command {
-    /// Runs a machine made by `make` with the tag prefix it is given; `reply` gets the loader's id, or `None` when there
+    /// Runs a machine made by `make` with the tag prefix it is given; `reply` gets the loader's seat, or `None` when there
     /// are too many.
     Open {
         make: Box<dyn FnOnce(u16) -> Machine + Send>,
         out: mpsc::UnboundedSender<Delivery>,
-        reply: oneshot::Sender<Option<u16>>,
+        /// For the seat.
+        commands: mpsc::UnboundedSender<Command>,
+        reply: oneshot::Sender<Option<Seat>>,
     },
     Want(u16, u32),
     Waiting(u16, bool),
@@ -49,6 +51,26 @@ pub(crate) enum Command {
     Rtt(oneshot::Sender<Option<Duration>>),
     /// The thread ends, whoever still has a handle. The sender is dropped once the server was told.
     End(oneshot::Sender<()>),
+}
+
+/// A loader's place in the driver. Dropping it ends the loader, wherever it is dropped: also in a reply that nobody waits
+/// for any more.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    pub id: u16,
+    commands: mpsc::UnboundedSender<Command>,
+}
+
+impl Seat {
+    pub(crate) fn new(id: u16, commands: mpsc::UnboundedSender<Command>) -> Seat {
+        Seat { id, commands }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let _ = self.commands.send(Command::Close(self.id));
+    }
 }
 
 /// What the driver hands a consumer.
@@ -213,14 +235,11 @@ impl Driver {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Open { make, out, reply } => {
+            Command::Open { make, out, commands, reply } => {
                 let id = self.slots.open(make, out);
-                // A consumer that is gone already never says so again.
-                if reply.send(id).is_err() {
-                    if let Some(id) = id {
-                        self.step(id, Event::Close);
-                    }
-                } else if let Some(id) = id {
+                // If the consumer is gone already, the seat closes itself.
+                let _ = reply.send(id.map(|id| Seat::new(id, commands)));
+                if let Some(id) = id {
                     match &self.down {
                         None => self.step(id, Event::LinkUp),
                         Some(cause) => {
