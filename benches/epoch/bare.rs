@@ -118,7 +118,8 @@ pub fn receive(arguments: &[String]) {
         let (_endpoint, connection) = bare::connect(address, &trust, &transport).await.expect("a connection");
         let (total, left) = (sizes.iter().sum(), Mutex::new(requests));
         let receiver = Arc::new(Receiver { connection, slab, account, left, total });
-        let started = Instant::now();
+        let me = std::process::id();
+        let (started, used) = (Instant::now(), place::cpu(me));
         let mut streams = tokio::task::JoinSet::new();
         for number in 0..STREAMS as u64 {
             streams.spawn(receiver.clone().stream(number));
@@ -129,6 +130,7 @@ pub fn receive(arguments: &[String]) {
             outcome.bytes += bytes;
         }
         outcome.seconds = started.elapsed().as_secs_f64();
+        outcome.cpu = place::cpu(me).zip(used).map(|(after, before)| after - before);
         outcome
     });
     let outcome = Outcome { peak: place::peak(std::process::id()), ..outcome };

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use forebay_client::blocking::Client;
 use forebay_client::{ClientConfig, LoaderOptions, Trust};
-use forebay_system::program::Running;
+use forebay_system::program::{Running, Server};
 use serde::{Deserialize, Serialize};
 
 use crate::MEMORY;
@@ -30,14 +30,27 @@ pub struct Outcome {
     pub p99: f64,
     /// The most bytes that the process held.
     pub peak: Option<f64>,
+    /// Processor time of this process meanwhile, where the system tells.
+    pub cpu: Option<f64>,
+    /// And of the one it read from: filled in by whoever watches both.
+    pub server_cpu: Option<f64>,
 }
 
 impl Outcome {
-    /// Of a reading process, which must end well.
-    pub fn of(command: Command) -> Outcome {
+    /// Of a process that reads from `server`, and must end well.
+    pub fn of(command: Command, server: &Server) -> Outcome {
+        let before = place::cpu(server.running.id());
         let finished = Running::start(command).finish(Duration::from_secs(120));
         assert_eq!(finished.code, Some(0), "{}", finished.stderr);
-        serde_json::from_str(finished.text()).expect("an outcome")
+        let outcome: Outcome = serde_json::from_str(finished.text()).expect("an outcome");
+        let used = place::cpu(server.running.id()).zip(before).map(|(after, before)| after - before);
+        Outcome { server_cpu: used, ..outcome }
+    }
+
+    /// MB for each second of the busier side's processor time: what the rate would be with a core for each and nobody else
+    /// on them.
+    pub fn rate_of_core(&self) -> Option<f64> {
+        Some(self.bytes as f64 / self.cpu?.max(self.server_cpu?) / 1e6)
     }
 
     /// MB/s.
@@ -77,7 +90,8 @@ pub fn read(arguments: &[String]) {
     let client = Client::connect(&url, config).expect("connected");
     let dataset = client.dataset(crate::NAME).expect("a dataset");
     let mut outcome = Outcome::default();
-    let started = Instant::now();
+    let me = std::process::id();
+    let (started, used) = (Instant::now(), place::cpu(me));
     let options = LoaderOptions { seed: 7, epochs: Some(epochs), ..LoaderOptions::default() };
     let mut loader = dataset.loader(options).expect("a loader");
     for batch in &mut loader {
@@ -95,10 +109,11 @@ pub fn read(arguments: &[String]) {
         }
     }
     outcome.seconds = started.elapsed().as_secs_f64();
+    outcome.cpu = place::cpu(me).zip(used).map(|(after, before)| after - before);
     let stats = loader.stats();
     outcome.faults = stats.corrupt + stats.storage + stats.failed + stats.skipped;
     outcome.p50 = stats.latency.quantile(0.5).as_secs_f64();
     outcome.p99 = stats.latency.quantile(0.99).as_secs_f64();
-    outcome.peak = place::peak(std::process::id());
+    outcome.peak = place::peak(me);
     println!("{}", serde_json::to_string(&outcome).expect("JSON"));
 }

@@ -42,6 +42,18 @@ pub fn can_pin() -> bool {
     })
 }
 
+/// Seconds of processor time that a process has used, where the system tells.
+pub fn cpu(process: u32) -> Option<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The second field, in brackets, may hold anything; user and system time are the 14th and 15th.
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ').skip(11);
+    let mut ticks = || fields.next()?.parse::<f64>().ok();
+    Some((ticks()? + ticks()?) / TICKS)
+}
+
+/// The kernel's unit of processor time, in programs' eyes: a hundredth of a second, whatever its own is.
+const TICKS: f64 = 100.0;
+
 /// The most bytes that a process ever held in memory, where the system tells.
 pub fn peak(process: u32) -> Option<f64> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
