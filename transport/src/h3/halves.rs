@@ -114,7 +114,8 @@ impl RecvHalf {
         std::future::poll_fn(|cx| self.poll_data(cx)).await
     }
 
-    fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Fault>> {
+    /// See [`data`](RecvHalf::data).
+    pub(super) fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Fault>> {
         loop {
             match self.reader.next() {
                 Ok(Piece::Data(bytes)) => return Poll::Ready(Ok(Some(bytes))),

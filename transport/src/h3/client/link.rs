@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
@@ -255,9 +256,20 @@ impl Asked {
         }
         let mut decoder = AnswerDecoder::new(ordinals.len() * self.fields.len(), capacity);
         let target = lease.as_mut_slice();
-        while let Some(bytes) = recv.data().await.map_err(|fault| link_error(connection.fault(fault)))? {
+        // What came since progress was last noted. That is done before waiting, not for each packet: it takes locked
+        // instructions, which wait until all that was copied has reached the cache.
+        let mut unnoted = 0;
+        loop {
+            let next = poll_fn(|cx| {
+                let next = recv.poll_data(cx);
+                if unnoted > 0 && !matches!(next, Poll::Ready(Ok(Some(_)))) {
+                    mine.progress(shared, std::mem::take(&mut unnoted));
+                }
+                next
+            });
+            let Some(bytes) = next.await.map_err(|fault| link_error(connection.fault(fault)))? else { break };
             decoder.copy_into(&bytes, target).map_err(protocol)?;
-            mine.progress(shared, bytes.len());
+            unnoted += bytes.len();
         }
         decoder.finish().map_err(protocol)
     }
