@@ -57,6 +57,9 @@ fn top(recording: &Path) -> Option<Vec<String>> {
     let output = command.arg(recording).stdin(Stdio::null()).output().ok().filter(|output| output.status.success())?;
     let text = String::from_utf8_lossy(&output.stdout);
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-    let top: Vec<String> = lines.take(10).map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    let top: Vec<String> = lines
+        .take(10)
+        .map(|line| line.split_whitespace().filter(|word| *word != "-").collect::<Vec<_>>().join(" "))
+        .collect();
     (!top.is_empty()).then_some(top)
 }
