@@ -2,21 +2,14 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_client::LoaderOptions;
-use forebay_client::blocking::Client;
-use forebay_server::catalog::{
-    self, BuildRequest, Identity, Monitor, ShardFile, SourceFile, build, resolve, synthesize,
-};
-use forebay_server::local::LocalFabric;
-use forebay_server::serve::{Registry, Served, State};
-use forebay_server::store::{PreadConfig, PreadStore};
-use forebay_system::allocations::{self, Counting};
+use forebay_server::catalog::{BuildRequest, Monitor, build, resolve};
+use forebay_system::allocations::Counting;
 use forebay_system::figures::{Figures, median};
+use forebay_system::scale::cost;
 use forebay_system::scratch::Scratch;
 use forebay_system::tars::{self, Shards, Sizes};
 use serde_json::json;
@@ -26,7 +19,6 @@ static ALLOCATOR: Counting = Counting;
 
 /// Runs of each kind, in turn.
 const PAIRS: usize = 7;
-const POOL: u64 = 32 << 20;
 
 fn main() {
     let smoke = std::env::args().any(|argument| argument == "--smoke");
@@ -99,49 +91,22 @@ fn indexing(figures: &Figures, smoke: bool) {
     figures.note("indexing ÷ CRC-32C and BLAKE3", median(&ratios), "ratio", json!({ "runs": ratios }));
 }
 
-/// Heap in use while a shuffled epoch of so many samples is read (its beginning), and how long opening took.
-fn heap(folder: &Path, samples: u64) -> (u64, Duration, u64) {
-    const SHARDS: u64 = 100;
-    let files: Vec<ShardFile> = (0..SHARDS)
-        .map(|number| {
-            let (name, path) = (format!("{number:06}.tar"), folder.join(format!("{samples}-{number:06}.tar")));
-            let file = File::create(&path).expect("created");
-            file.set_len(samples / SHARDS * 1024 + 1024).expect("sparse");
-            ShardFile { name, path, identity: Identity::of(&file.metadata().expect("there")) }
-        })
-        .collect();
-    let index = folder.join(format!("{samples}.fbi"));
-    synthesize(&index, &files, samples / SHARDS, 64).expect("written");
-    let sources = files.iter().map(|file| SourceFile { name: file.name.clone(), path: file.path.clone() }).collect();
-    let before = allocations::live();
-    let begun = Instant::now();
-    let request = BuildRequest::new("bench", sources, index.clone());
-    let built = catalog::build(&request, Monitor { progress: &|_| {}, cancel: &AtomicBool::new(false) });
-    let dataset = built.expect("it is whole").dataset;
-    let opened = begun.elapsed();
-    let store = PreadStore::new(dataset.shard_files(), PreadConfig::default()).expect("threads");
-    let registry = Arc::new(Registry::new());
-    registry.set("bench", State::Ready(Arc::new(Served::new(dataset, Arc::new(store)))));
-    let fabric = LocalFabric::new("bench", registry).expect("a page");
-    let client = Client::with_dialer(Box::new(fabric), POOL).expect("memory");
-    let options = LoaderOptions { batch_size: 256, seed: 7, ..LoaderOptions::default() };
-    let mut loader = client.dataset("bench").expect("it is served").loader(options).expect("a loader");
-    for _ in 0..200 {
-        assert_eq!(loader.next().expect("more").expect("a batch").len(), 256);
-    }
-    let heap = allocations::live() - before;
-    drop(loader);
-    (heap, opened, std::fs::metadata(index).expect("there").len())
-}
-
 fn size(figures: &Figures, smoke: bool) {
     let scratch = Scratch::new("bench-size");
-    let (few, many) = if smoke { (60_000, 120_000) } else { (100_000, 10_000_000) };
-    let (small, ..) = heap(scratch.path(), few);
-    let (large, opened, bytes) = heap(scratch.path(), many);
-    let growth = (large as f64 / small as f64 - 1.0) * 100.0;
-    let more = json!({ "heap_few": small, "heap_many": large, "few": few, "many": many });
-    figures.note("heap growth from 10^5 to 10^7 samples", growth, "%", more);
-    figures.note("opening 10^7 samples, warm", opened.as_secs_f64() * 1e3, "ms", json!({}));
-    figures.note("index of 10^7 samples", bytes as f64 / many as f64, "bytes per sample", json!({}));
+    // What is allocated once in a process's life is allocated here.
+    cost(scratch.path(), 50_000);
+    let (few, many) = if smoke { (100_000, 200_000) } else { (100_000, 10_000_000) };
+    let (small, large) = (cost(scratch.path(), few), cost(scratch.path(), many));
+    for (what, small, large) in [
+        ("the open dataset", small.open, large.open),
+        ("local fabric and dataset", small.local, large.local),
+        ("server, client and dataset", small.served, large.served),
+    ] {
+        let growth = (large as f64 / small as f64 - 1.0) * 100.0;
+        let more = json!({ "heap_few": small, "heap_many": large, "few": few, "many": many });
+        figures.note(&format!("heap growth from 10^5 to 10^7 samples: {what}"), growth, "%", more);
+        figures.note(&format!("heap at 10^7 samples: {what}"), large as f64 / 1024.0, "KiB", json!({}));
+    }
+    figures.note("opening 10^7 samples, warm", large.opening.as_secs_f64() * 1e3, "ms", json!({}));
+    figures.note("index of 10^7 samples", large.index_bytes as f64 / many as f64, "bytes per sample", json!({}));
 }

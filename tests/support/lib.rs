@@ -9,11 +9,13 @@
 //! | [`scratch`] | folders that go away |
 //! | [`allocations`] | an allocator that counts |
 //! | [`figures`] | results of benches, as JSON lines |
+//! | [`scale`] | what a dataset costs by the number of its samples |
 
 pub mod allocations;
 pub mod figures;
 pub mod program;
 pub mod python;
+pub mod scale;
 pub mod scratch;
 pub mod tars;
 pub mod world;

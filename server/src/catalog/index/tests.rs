@@ -236,6 +236,22 @@ fn hashes_may_collide() {
     assert_eq!(index.find(b"a1").expect("intact"), [0u64; 0], "under another hash");
 }
 
+/// The key table is sorted a range of hashes at a time (in tests: of about 8), and is in order all the same.
+#[test]
+fn ranges_of_keys_make_one_table() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("ranges.idx");
+    write(&path, &[shard("a", 500), shard("b", 0), shard("c", 501), shard("a", 2)], IndexWriter::hashes);
+    let index = Index::open(&path).expect("intact");
+    let rows: Vec<_> = (0..index.samples()).map(|place| index.key_row(place).expect("intact")).collect();
+    assert!(rows.len() == 1003 && rows.is_sorted());
+    for n in 0..500u64 {
+        let expected = if n < 2 { vec![n, 1001 + n] } else { vec![n] };
+        assert_eq!(index.find(format!("a{n}").as_bytes()).expect("intact"), expected);
+        assert_eq!(index.find(format!("c{n}").as_bytes()).expect("intact"), [500 + n]);
+    }
+}
+
 /// By hand, for the figures: `cargo test --release -p forebay-server ten_million -- --ignored --nocapture`.
 #[test]
 #[ignore = "writes an index of 1.3 GB"]

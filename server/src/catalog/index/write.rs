@@ -11,6 +11,8 @@ use crate::format::webdataset::ShardSamples;
 
 /// Bytes gathered before they are written.
 const BUFFER: usize = 1 << 20;
+/// Rows of the key table that are sorted at a time: 256 MiB of them. (A few in the tests, so that there are ranges.)
+const RANGE: u64 = if cfg!(test) { 8 } else { 1 << 24 };
 
 /// An index file being written. Dropped before [`finish`](IndexWriter::finish), it leaves nothing behind.
 #[derive(Debug)]
@@ -188,20 +190,30 @@ impl IndexWriter {
     }
 
     /// Writes the table that finds samples by key; the result is how many there are.
+    ///
+    /// It is sorted a range of hashes at a time, each of about [`RANGE`] rows, so that its memory is bounded: 16 bytes a row,
+    /// beside the 8 per sample that the hashes take.
     fn key_table(&mut self, shards: &[WrittenShard]) -> io::Result<u64> {
-        let mut keys: Vec<(u64, u64)> =
-            shards.iter().flat_map(|shard| shard.hashes.iter().copied()).zip(0u64..).collect();
-        keys.sort_unstable();
-        let mut rows = Vec::new();
-        for chunk in keys.chunks(1 << 14) {
-            rows.clear();
-            for (hash, ordinal) in chunk {
-                rows.extend_from_slice(&hash.to_le_bytes());
-                rows.extend_from_slice(&ordinal.to_le_bytes());
+        let samples = shards.iter().map(|shard| shard.hashes.len() as u64).sum::<u64>();
+        // Hashes are uniform: so are equal ranges of them. As many as a power of two, told by the uppermost bits.
+        let bits = samples.div_ceil(RANGE).next_power_of_two().trailing_zeros();
+        let range = |hash: u64| hash.checked_shr(u64::BITS - bits).unwrap_or(0);
+        let (mut keys, mut rows) = (Vec::new(), Vec::new());
+        for wanted in 0..1 << bits {
+            keys.clear();
+            let hashes = shards.iter().flat_map(|shard| shard.hashes.iter().copied()).zip(0u64..);
+            keys.extend(hashes.filter(|(hash, _)| range(*hash) == wanted));
+            keys.sort_unstable();
+            for chunk in keys.chunks(1 << 14) {
+                rows.clear();
+                for (hash, ordinal) in chunk {
+                    rows.extend_from_slice(&hash.to_le_bytes());
+                    rows.extend_from_slice(&ordinal.to_le_bytes());
+                }
+                self.data(&rows)?;
             }
-            self.data(&rows)?;
         }
-        Ok(keys.len() as u64)
+        Ok(samples)
     }
 
     /// Writes bytes that the blocks' CRCs cover.
