@@ -116,6 +116,8 @@ fn fabrics_are_named_only_in_transport() {
             && (names(line, "quinn::") || names(line, "h3_quinn"))
     });
     assert_none(&quic, "QUIC is named only in transport");
+    let uring = lines_where(|path, line| !path.starts_with("transport/src/uring/") && names(line, "io_uring::"));
+    assert_none(&uring, "io_uring is named only in transport/src/uring");
 }
 
 #[test]

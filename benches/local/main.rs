@@ -56,10 +56,10 @@ impl World {
             portable: None,
             skip_damaged: false,
             defer: None,
-            store: PreadConfig::default(),
         };
         let registry = Arc::new(Registry::new());
-        publish(&registry, &work, &|_| {}, &AtomicBool::new(false)).expect("intact shards");
+        publish(&registry, &work, &PreadConfig::default().into(), &|_| {}, &AtomicBool::new(false))
+            .expect("intact shards");
         let Some(State::Ready(served)) = registry.get("bench") else { panic!("it was published") };
         let fabric = LocalFabric::new("bench", registry).expect("a page");
         let client = Client::with_dialer(Box::new(fabric), pool).expect("memory");

@@ -123,9 +123,37 @@ pub struct Serve {
     #[arg(long, value_name = "BYTES", default_value_t = 8952, value_parser = clap::value_parser!(u16).range(1200..=65_527))]
     pub max_mtu: u16,
 
-    /// Threads that read shards [default: twice the processors, at most 16]
+    /// By which means to read shards
+    #[arg(long, value_enum, value_name = "MEANS", default_value_t = IoArg::Auto)]
+    pub io: IoArg,
+
+    /// Whether to go past the page cache (O_DIRECT), which saves copying what would not stay cached anyway; needs io_uring
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = DirectArg::Auto)]
+    pub direct: DirectArg,
+
+    /// Threads that read shards where io_uring does not [default: twice the processors, at most 16]
     #[arg(long, value_name = "N")]
     pub read_threads: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum IoArg {
+    /// io_uring, or threads where the kernel or a container does not allow it
+    Auto,
+    /// io_uring, or fail and say why not
+    Uring,
+    /// A pool of threads
+    Pread,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DirectArg {
+    /// When all shards together are larger than the memory available for caching them
+    Auto,
+    /// Wherever the file system can
+    On,
+    /// Never
+    Off,
 }
 
 /// `NAME=SHARDS`.

@@ -30,11 +30,11 @@ pub fn open(path: &str, args: &LocalArgs, memory: Option<u64>) -> Result<Dataset
         portable,
         skip_damaged: args.skip_damaged,
         defer: args.defer_checksums.then_some(args.checksum_rate),
-        store: PreadConfig::default(),
     };
     let registry = Arc::new(Registry::new());
     let watch = Watch::new(format!("indexing {name}"));
-    let published = publish(&registry, &work, &|now| watch.build(now), &AtomicBool::new(false));
+    let published =
+        publish(&registry, &work, &PreadConfig::default().into(), &|now| watch.build(now), &AtomicBool::new(false));
     watch.clear();
     let published = published.map_err(|error| match error {
         PublishError::Build(BuildError::Damaged { .. }) => Failure::new(DAMAGED, error),

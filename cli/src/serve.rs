@@ -11,13 +11,13 @@ use std::time::Duration;
 use forebay_client::transport::h3::server::{Server, ServerConfig};
 use forebay_client::transport::h3::tls::Identity;
 use forebay_client::transport::pool::{Ledger, Slab, SlabConfig};
-use forebay_server::catalog;
+use forebay_server::catalog::{self, SourceFile};
 use forebay_server::publish::{Publish, PublishError, Published, complete, publish};
 use forebay_server::serve::registry::Registry;
 use forebay_server::serve::{Service, ServiceConfig};
-use forebay_server::store::PreadConfig;
+use forebay_server::store::{Direct, Io, LocalConfig, LocalStores};
 
-use crate::args::{IndexArg, Serve};
+use crate::args::{DirectArg, IndexArg, IoArg, Serve};
 use crate::failure::{self, Failure};
 use crate::output;
 use crate::shards::{self, Watch};
@@ -52,13 +52,15 @@ async fn serve(args: &Serve, state: &Path, work: Vec<Publish>) -> Result<(), Fai
     let identity = identity.map_err(Failure::usage)?;
     let fingerprint = identity.fingerprint();
     let capacity = usize::try_from(pool).unwrap_or(usize::MAX);
+    let slab = Slab::new(SlabConfig::new(capacity)).map_err(Failure::usage)?;
+    let stores = stores(args, &work, &slab)?;
+    ledger.claim("reading unaligned parts", stores.bytes()).map_err(Failure::usage)?;
     let mut config = ServerConfig::new(args.listen, identity, capacity);
     config.transport.max_mtu = args.max_mtu;
     let server = Server::bind(config.within(ledger.remaining())).map_err(Failure::other)?;
     for claim in server.claims() {
         ledger.claim(claim.name, claim.bytes).map_err(Failure::usage)?;
     }
-    let slab = Slab::new(SlabConfig::new(capacity)).map_err(Failure::usage)?;
     let registry = Arc::new(Registry::new());
     let url = format!("https://{}", server.local_addr());
     output::text(&format!("listening on {url}\n"))?;
@@ -69,7 +71,7 @@ async fn serve(args: &Serve, state: &Path, work: Vec<Publish>) -> Result<(), Fai
     }
     let service = Arc::new(Service::new(registry.clone(), slab.clone(), ServiceConfig::default()));
     let hopeless = Arc::new(tokio::sync::Notify::new());
-    let indexer = index(work, registry, hopeless.clone())?;
+    let indexer = index(work, stores, registry, hopeless.clone())?;
     let failed = Arc::new(AtomicBool::new(false));
     let noticed = failed.clone();
     let shutdown = async move {
@@ -88,6 +90,40 @@ async fn serve(args: &Serve, state: &Path, work: Vec<Publish>) -> Result<(), Fai
         return Err(Failure::new(code, "there is no dataset that can be served"));
     }
     Ok(())
+}
+
+/// Finds out how this process may read shards, and says what could be better.
+fn stores(args: &Serve, work: &[Publish], slab: &Slab) -> Result<LocalStores, Failure> {
+    // What cannot be looked at is found out when it is indexed.
+    let size = |source: &SourceFile| std::fs::metadata(&source.path).map_or(0, |metadata| metadata.len());
+    let mut config = LocalConfig {
+        io: match args.io {
+            IoArg::Auto => Io::Auto,
+            IoArg::Uring => Io::Uring,
+            IoArg::Pread => Io::Pread,
+        },
+        direct: match args.direct {
+            DirectArg::Auto => Direct::Auto,
+            DirectArg::On => Direct::On,
+            DirectArg::Off => Direct::Off,
+        },
+        bytes: work.iter().flat_map(|dataset| &dataset.sources).map(size).sum(),
+        ..LocalConfig::default()
+    };
+    if let Some(threads) = args.read_threads {
+        config.pread.threads = threads.max(1);
+    }
+    let stores = LocalStores::new(&config, slab).map_err(Failure::usage)?;
+    for note in stores.notes() {
+        tracing::warn!("{note}");
+    }
+    tracing::info!(
+        io_uring = stores.is_uring(),
+        direct = stores.is_direct(),
+        registered_bytes = stores.registered(),
+        "how shards are read"
+    );
+    Ok(stores)
 }
 
 /// The names that a self-signed certificate is for.
@@ -131,10 +167,6 @@ fn writable(dir: &Path) -> io::Result<()> {
 
 /// The datasets in the order of the command line; shards given under a repeated name follow those before.
 fn datasets(args: &Serve, state: &Path) -> Result<Vec<Publish>, Failure> {
-    let mut store = PreadConfig::default();
-    if let Some(threads) = args.read_threads {
-        store.threads = threads.max(1);
-    }
     let mut work: Vec<Publish> = Vec::new();
     for dataset in &args.datasets {
         let mut sources = catalog::resolve(&dataset.shards).map_err(Failure::usage)?;
@@ -147,7 +179,6 @@ fn datasets(args: &Serve, state: &Path) -> Result<Vec<Publish>, Failure> {
                 portable: None,
                 defer: args.defer_checksums.then_some(args.checksum_rate),
                 skip_damaged: args.skip_damaged,
-                store,
             }),
         }
     }
@@ -179,6 +210,7 @@ fn datasets(args: &Serve, state: &Path) -> Result<Vec<Publish>, Failure> {
 /// Indexes one dataset after the other on a thread of its own: together they would only compete for the disk.
 fn index(
     work: Vec<Publish>,
+    stores: LocalStores,
     registry: Arc<Registry>,
     hopeless: Arc<tokio::sync::Notify>,
 ) -> io::Result<std::thread::JoinHandle<()>> {
@@ -193,7 +225,7 @@ fn index(
             }
             let watch = Watch::new(format!("indexing {}", dataset.name));
             let started = std::time::Instant::now();
-            let done = publish(&registry, dataset, &|now| watch.build(now), &CANCEL);
+            let done = publish(&registry, dataset, &stores, &|now| watch.build(now), &CANCEL);
             watch.clear();
             match done {
                 Ok(published) => {

@@ -8,7 +8,7 @@ use forebay_transport::Version;
 
 use crate::catalog::{self, BuildError, BuildRequest, Built, Damage, Depth, Monitor, Progress, SourceFile};
 use crate::serve::registry::{Registry, Served, State};
-use crate::store::{PreadConfig, PreadStore};
+use crate::store::LocalStores;
 
 /// What to serve, and under which name.
 #[derive(Clone, Debug)]
@@ -25,7 +25,6 @@ pub struct Publish {
     /// Serve as soon as the shards' headers are known, without checksums and under a provisional version: [`complete`]
     /// then reads the rest, at no more than this many bytes in a second. An index that is there already is used.
     pub defer: Option<u64>,
-    pub store: PreadConfig,
 }
 
 /// A dataset that is now served.
@@ -51,16 +50,17 @@ pub enum PublishError {
     Store { dataset: String, source: std::io::Error },
 }
 
-/// Indexes what is not indexed yet and serves it. The registry tells how far it is meanwhile, and why not if it fails.
-/// Blocks; setting `cancel` ends it soon.
+/// Indexes what is not indexed yet and serves it, out of a store that `stores` makes. The registry tells how far it is
+/// meanwhile, and why not if it fails. Blocks; setting `cancel` ends it soon.
 pub fn publish(
     registry: &Registry,
     publish: &Publish,
+    stores: &LocalStores,
     progress: &(dyn Fn(&Progress) + Sync),
     cancel: &AtomicBool,
 ) -> Result<Published, PublishError> {
     registry.set(&publish.name, State::Indexing { progress: 0.0 });
-    let done = attempt(registry, publish, progress, cancel);
+    let done = attempt(registry, publish, stores, progress, cancel);
     if let Err(error) = &done {
         registry.set(&publish.name, State::Damaged { error: error.to_string() });
     }
@@ -80,10 +80,11 @@ impl Publish {
 fn attempt(
     registry: &Registry,
     publish: &Publish,
+    stores: &LocalStores,
     progress: &(dyn Fn(&Progress) + Sync),
     cancel: &AtomicBool,
 ) -> Result<Published, PublishError> {
-    let Publish { name, store, .. } = publish;
+    let name = &publish.name;
     let mut request = publish.request();
     if publish.defer.is_some() && catalog::ready(&request)?.is_none() {
         request.index = catalog::headers_of(&request.index);
@@ -96,7 +97,8 @@ fn attempt(
         progress(now);
     };
     let built = catalog::build(&request, Monitor { progress: &watch, cancel })?;
-    let store = PreadStore::new(built.dataset.shard_files(), *store)
+    let store = stores
+        .open(built.dataset.shard_files())
         .map_err(|source| PublishError::Store { dataset: name.clone(), source })?;
     let published = published(&built);
     // Whoever reads under the version it had before may go on, also after a restart.
@@ -104,7 +106,7 @@ fn attempt(
         Depth::Content => catalog::provisional(&catalog::headers_of(&publish.index), &built.dataset),
         Depth::Headers => None,
     };
-    let served = Served::new(built.dataset, Arc::new(store)).known_as(before);
+    let served = Served::new(built.dataset, store).known_as(before);
     registry.set(name, State::Ready(Arc::new(served)));
     Ok(published)
 }

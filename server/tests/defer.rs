@@ -28,12 +28,13 @@ fn work(place: &Place) -> Publish {
         portable: None,
         skip_damaged: false,
         defer: Some(1 << 40),
-        store: PreadConfig { threads: 1, files: 8 },
     }
 }
 
 fn enter(registry: &Registry, work: &Publish) -> Version {
-    publish(registry, work, &|_| {}, &AtomicBool::new(false)).expect("intact shards").version
+    publish(registry, work, &PreadConfig { threads: 1, files: 8 }.into(), &|_| {}, &AtomicBool::new(false))
+        .expect("intact shards")
+        .version
 }
 
 fn served(registry: &Registry) -> Arc<Served> {

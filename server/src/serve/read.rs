@@ -10,7 +10,7 @@ use forebay_transport::wire::MAX_CHUNK;
 use super::Served;
 use crate::catalog::Extent;
 use crate::metrics::Metrics;
-use crate::store::{DEFAULT_GAP, Read, ReadError, coalesce};
+use crate::store::{DEFAULT_GAP, Read, ReadError, coalesce, coalesce_aligned};
 
 /// Why an answer cannot go on.
 #[derive(Debug)]
@@ -52,8 +52,10 @@ pub(super) struct Reader {
     pub slab: Slab,
     pub account: Account,
     pub metrics: Arc<Metrics>,
-    /// The most bytes read at a time: so many that two chunks fit the account, one under way and one being read.
+    /// The most bytes asked for at a time: so many that two chunks fit the account, one under way and one being read.
     pub chunk: usize,
+    /// The most bytes of the pool that a chunk takes. More than `chunk` where the store reads whole blocks.
+    room: usize,
     /// What is being waited for is memory, not storage.
     waits_for_memory: AtomicBool,
 }
@@ -63,13 +65,18 @@ impl Reader {
     pub fn new(served: Arc<Served>, slab: Slab, account: Account, metrics: Arc<Metrics>) -> Option<Reader> {
         let frame = slab.frame();
         let half = account.limit().min(slab.capacity()) / 2 / frame * frame;
-        let chunk = half.clamp(frame, MAX_CHUNK);
-        slab.can_lend(&account, chunk).then(|| Reader {
+        let (chunk, room) = match served.store.align() {
+            ..=1 => (half.clamp(frame, MAX_CHUNK), half.clamp(frame, MAX_CHUNK)),
+            // A quarter more, for what lies around the wanted bytes in their blocks.
+            _ => (half.saturating_sub(half / 5).clamp(frame, MAX_CHUNK), half.clamp(frame, MAX_CHUNK + MAX_CHUNK / 4)),
+        };
+        slab.can_lend(&account, room).then(|| Reader {
             served,
             slab,
             account,
             metrics,
             chunk,
+            room,
             waits_for_memory: AtomicBool::new(false),
         })
     }
@@ -90,7 +97,7 @@ impl Reader {
     /// Reads all pieces, which have no more than a chunk's bytes together, and sets where each is. Those that storage
     /// cannot give are marked, the others are good.
     pub async fn read(&self, pieces: &mut [Piece]) -> Result<Bytes, Stop> {
-        let (reads, len) = self.lay_out(pieces, self.chunk)?;
+        let (reads, len) = self.lay_out(pieces)?;
         if len == 0 {
             return Ok(Bytes::new());
         }
@@ -115,8 +122,8 @@ impl Reader {
             piece.failed = self.failed(result)?;
         }
         // A failure leaves nothing in the lease that may be used: the good ones are read again, together, and nothing
-        // of what lies between them: that may be what cannot be read.
-        let (reads, _) = self.lay_out(pieces, 0)?;
+        // of what lies between or around them: that may be what cannot be read.
+        let (reads, _) = lay_out(pieces, 0).ok_or_else(beyond)?;
         let (lease, result) = self.fill(reads, lease).await;
         if self.failed(result)? {
             pieces.iter_mut().for_each(|piece| piece.failed |= piece.len > 0);
@@ -132,9 +139,17 @@ impl Reader {
         (done.lease, done.result)
     }
 
-    fn lay_out(&self, pieces: &mut [Piece], limit: usize) -> Result<(Vec<Read>, usize), Stop> {
-        // Sums of what the index says: within its shards, unless the index is damaged.
-        lay_out(pieces, limit).ok_or_else(|| Stop::Internal("the index places fields beyond any shard".into()))
+    fn lay_out(&self, pieces: &mut [Piece]) -> Result<(Vec<Read>, usize), Stop> {
+        let align = self.served.store.align();
+        if align > 1 {
+            let shards = self.served.dataset.shards();
+            let size = |shard: u32| shards.get(shard as usize).map_or(0, |shard| shard.file.identity.size);
+            // Where blocks would take too much room the store copies.
+            if let Some(laid_out) = lay_out_aligned(pieces, align, self.room, size) {
+                return Ok(laid_out);
+            }
+        }
+        lay_out(pieces, self.chunk).ok_or_else(beyond)
     }
 
     /// Whether storage failed at this; an error when nothing can go on.
@@ -146,14 +161,20 @@ impl Reader {
                 Ok(true)
             }
             Err(error @ ReadError::Changed { .. }) => Err(Stop::Changed(error.to_string())),
+            // The lease is gone, and trying again would only cost another.
+            Err(error @ ReadError::Overdue { .. }) => Err(Stop::Storage(error.to_string())),
             Err(error) => Err(Stop::Internal(error.to_string())),
         }
     }
 }
 
-/// Says where in a lease each piece goes that has not failed, and what to read. What lies between neighbours is read
-/// along as far as all of it fits `limit`. Returns the reads and the lease's length; `None` when sums overflow.
-fn lay_out(pieces: &mut [Piece], limit: usize) -> Option<(Vec<Read>, usize)> {
+/// Sums of what the index says lie within its shards, unless the index is damaged.
+fn beyond() -> Stop {
+    Stop::Internal("the index places fields beyond any shard".into())
+}
+
+/// The pieces to read, in the order in which they lie in the shards, and as extents.
+fn in_order(pieces: &[Piece]) -> (Vec<usize>, Vec<Extent>) {
     let wanted = |piece: &Piece| piece.len > 0 && !piece.failed;
     let mut order: Vec<usize> = (0..pieces.len()).filter(|&index| wanted(&pieces[index])).collect();
     order.sort_unstable_by_key(|&index| (pieces[index].shard, pieces[index].offset));
@@ -161,14 +182,39 @@ fn lay_out(pieces: &mut [Piece], limit: usize) -> Option<(Vec<Read>, usize)> {
         let Piece { shard, offset, len, .. } = pieces[index];
         Extent { shard, offset, len: len as u64, crc: None }
     };
-    let extents: Vec<Extent> = order.iter().map(extent).collect();
+    let extents = order.iter().map(extent).collect();
+    (order, extents)
+}
+
+fn place(pieces: &mut [Piece], order: Vec<usize>, places: Vec<usize>) {
+    for (index, at) in order.into_iter().zip(places) {
+        pieces[index].at = at;
+    }
+}
+
+/// Says where in a lease each piece goes that has not failed, and what to read. What lies between neighbours is read
+/// along as far as all of it fits `limit`. Returns the reads and the lease's length; `None` when sums overflow.
+fn lay_out(pieces: &mut [Piece], limit: usize) -> Option<(Vec<Read>, usize)> {
+    let (order, extents) = in_order(pieces);
     let sum = extents.iter().map(|extent| extent.len).sum();
     let spare = (limit as u64).saturating_sub(sum) / extents.len().max(1) as u64;
     let (mut reads, mut places) = (Vec::new(), Vec::new());
     let len = coalesce(&extents, spare.min(DEFAULT_GAP), &mut reads, &mut places)?;
-    for (index, at) in order.into_iter().zip(places) {
-        pieces[index].at = at;
-    }
+    place(pieces, order, places);
+    Some((reads, len))
+}
+
+/// The same in whole blocks, with nothing read along but what lies in them; `None` too when that takes more than `room`.
+fn lay_out_aligned(
+    pieces: &mut [Piece],
+    align: usize,
+    room: usize,
+    size: impl Fn(u32) -> u64,
+) -> Option<(Vec<Read>, usize)> {
+    let (order, extents) = in_order(pieces);
+    let (mut reads, mut places) = (Vec::new(), Vec::new());
+    let len = coalesce_aligned(&extents, 0, (align, room), size, &mut reads, &mut places)?;
+    place(pieces, order, places);
     Some((reads, len))
 }
 
@@ -202,6 +248,16 @@ mod tests {
         assert_eq!(reads(&mut pieces, 1 << 20), 1);
         // Nor where the chunk has no room for what lies between.
         assert_eq!(reads(&mut pieces, 100), 2);
+    }
+
+    #[test]
+    fn whole_blocks_are_read_where_there_is_room_for_them() {
+        let mut pieces = [piece(0, 1536, 1000), piece(1, 100, 5)];
+        let (reads, len) = lay_out_aligned(&mut pieces, 512, 2048, |_| 1 << 20).unwrap();
+        let read = |shard, offset, len, at| Read { shard, offset, len, at };
+        assert_eq!((reads, len), (vec![read(0, 1536, 1024, 0), read(1, 0, 512, 1024)], 1536));
+        assert_eq!([pieces[0].at, pieces[1].at], [0, 1124]);
+        assert!(lay_out_aligned(&mut pieces, 512, 1535, |_| 1 << 20).is_none());
     }
 
     proptest! {

@@ -40,6 +40,42 @@ pub fn coalesce(extents: &[Extent], gap: u64, reads: &mut Vec<Read>, at: &mut Ve
     Some(whole)
 }
 
+/// The same, with every read widened to whole blocks of `align` bytes (a power of two) and put at a multiple of that, for
+/// stores that have nothing to copy then ([`Store::align`](super::Store::align)). No read goes beyond what `size` says its shard
+/// has. Returns `None` too when that takes more than `most` bytes of lease.
+pub fn coalesce_aligned(
+    extents: &[Extent],
+    gap: u64,
+    (align, most): (usize, usize),
+    size: impl Fn(u32) -> u64,
+    reads: &mut Vec<Read>,
+    at: &mut Vec<usize>,
+) -> Option<usize> {
+    reads.clear();
+    at.clear();
+    let block = align as u64;
+    let (mut whole, mut end) = (0usize, 0);
+    let mut rest = extents;
+    while let Some(first) = rest.first() {
+        // Blocks that two neighbours share are read along, too.
+        let (range, count) = run(rest, gap.max(block))?;
+        let start = range.start & !(block - 1);
+        let stop = range.end.checked_next_multiple_of(block)?.min(size(first.shard)).max(range.end);
+        let len = usize::try_from(stop - start).ok()?;
+        for extent in &rest[..count] {
+            at.push(whole.checked_add((extent.offset - start) as usize)?);
+        }
+        reads.push(Read { shard: first.shard, offset: start, len, at: whole });
+        end = whole.checked_add(len)?;
+        whole = end.checked_next_multiple_of(align)?;
+        if end > most {
+            return None;
+        }
+        rest = &rest[count..];
+    }
+    Some(end)
+}
+
 /// The bytes that the first extents have in common with the gaps between them, and how many extents those are.
 fn run(extents: &[Extent], gap: u64) -> Option<(Range<u64>, usize)> {
     let (first, others) = extents.split_first()?;
@@ -109,8 +145,44 @@ mod tests {
         assert_eq!(of(&[extent(0, 0, u64::MAX), extent(1, 0, 0)], u64::MAX).unwrap().0.len(), 2);
     }
 
+    #[test]
+    fn aligned_reads_are_whole_blocks_at_whole_blocks() {
+        let extents = [extent(0, 100, 10), extent(0, 600, 5), extent(1, 512, 512), extent(1, 5000, 20)];
+        let (mut reads, mut at) = (Vec::new(), Vec::new());
+        let whole = coalesce_aligned(&extents, 0, (512, 1 << 20), |_| 5050, &mut reads, &mut at);
+        let read = |shard, offset, len, at| Read { shard, offset, len, at };
+        // The last block of the second shard has no more than 5050 - 4608 bytes.
+        let expected = [read(0, 0, 1024, 0), read(1, 512, 512, 1024), read(1, 4608, 442, 1536)];
+        assert_eq!((&reads[..], &at[..], whole), (&expected[..], &[100, 600, 1024, 1928][..], Some(1978)));
+        assert_eq!(coalesce_aligned(&extents, 0, (512, 1977), |_| 5050, &mut reads, &mut at), None);
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(512))]
+
+        #[test]
+        fn every_extent_is_where_aligned_reads_put_it(
+            extents in prop::collection::vec((0u32..3, 0u64..9000, 0u64..700), 0..40),
+            gap in 0u64..400, block in 0u32..12,
+        ) {
+            let extents: Vec<_> = extents.into_iter().map(|(shard, offset, len)| extent(shard, offset, len)).collect();
+            let (mut reads, mut at, align) = (Vec::new(), Vec::new(), 1 << block);
+            let whole = coalesce_aligned(&extents, gap, (align, 1 << 20), |_| 9700, &mut reads, &mut at).unwrap();
+            let mut lease = vec![None; whole];
+            for read in &reads {
+                prop_assert!(read.at.is_multiple_of(align) && read.offset.is_multiple_of(align as u64));
+                let end = read.offset + read.len as u64;
+                prop_assert!(end.is_multiple_of(align as u64) || end == 9700);
+                for n in 0..read.len {
+                    prop_assert_eq!(lease[read.at + n].replace((read.shard, read.offset + n as u64)), None);
+                }
+            }
+            prop_assert_eq!(at.len(), extents.len());
+            for (extent, &at) in extents.iter().zip(&at) {
+                let found = &lease[at..][..extent.len as usize];
+                prop_assert!(found.iter().zip(extent.offset..).all(|(found, offset)| *found == Some((extent.shard, offset))));
+            }
+        }
 
         #[test]
         fn every_extent_is_where_it_is_said_to_be(

@@ -34,6 +34,10 @@ fn byte(shard: usize, offset: usize) -> u8 {
 
 impl Fixture {
     fn new(dir: &Path) -> Fixture {
+        Fixture::with(dir, Slab::new(SlabConfig { capacity: 4 << 20, lock: false }).unwrap())
+    }
+
+    fn with(dir: &Path, slab: Slab) -> Fixture {
         fs::create_dir_all(dir).unwrap();
         let shards = SIZES.iter().enumerate().map(|(shard, &size)| {
             let name = format!("shard-{shard}.tar");
@@ -41,7 +45,6 @@ impl Fixture {
             fs::write(&path, (0..size).map(|offset| byte(shard, offset)).collect::<Vec<_>>()).unwrap();
             ShardFile { name, identity: identity(&path), path }
         });
-        let slab = Slab::new(SlabConfig { capacity: 4 << 20, lock: false }).unwrap();
         Fixture { shards: shards.collect(), slab, account: Account::new("conformance", usize::MAX) }
     }
 
@@ -102,7 +105,13 @@ fn whole(shard: usize) -> Read {
 
 /// The right bytes, at the right places, and every lease back.
 pub async fn bytes<S: Store + 'static>(dir: &Path, make: impl Fn(Vec<ShardFile>) -> S) {
-    let fixture = Arc::new(Fixture::new(dir));
+    bytes_into(&Slab::new(SlabConfig { capacity: 4 << 20, lock: false }).unwrap(), dir, make).await;
+}
+
+/// The same in leases of a given slab, of 4 MiB or more and with nothing lent: for stores that treat some memory in
+/// another way.
+pub async fn bytes_into<S: Store + 'static>(slab: &Slab, dir: &Path, make: impl Fn(Vec<ShardFile>) -> S) {
+    let fixture = Arc::new(Fixture::with(dir, slab.clone()));
     let store = Arc::new(make(fixture.shards.clone()));
     fixture.exact(&store, &[]).await;
     fixture.others(&store, &[]).await;
@@ -115,6 +124,7 @@ pub async fn bytes<S: Store + 'static>(dir: &Path, make: impl Fn(Vec<ShardFile>)
     let twice = [700, 0, 700].iter().enumerate();
     let twice = twice.map(|(n, &offset)| Read { shard: 0, offset, len: 100, at: n * 100 }).collect::<Vec<_>>();
     fixture.exact(&store, &twice).await;
+    aligned(&fixture, &store).await;
     out_of_bounds(&fixture, &store).await;
     concurrent(&fixture, &store).await;
     dropped(&fixture, &store).await;
@@ -133,6 +143,29 @@ fn scattered(seed: usize, count: usize) -> Vec<Read> {
         Read { shard: shard as u32, offset: offset as u64, len, at: at - len }
     });
     reads.collect()
+}
+
+/// As stores want it that have to read whole blocks, and nearly so.
+async fn aligned<S: Store>(fixture: &Fixture, store: &S) {
+    for align in [store.align(), 512, 4096] {
+        let blocks = |first: usize, count: usize, at: usize| Read {
+            shard: 0,
+            offset: (first * align) as u64,
+            len: count * align,
+            at: at * align,
+        };
+        let most = SIZES[0] / align;
+        let some = [blocks(0, 1, 0), blocks(5, 3, 1), blocks(most - 40.min(most), 40.min(most), 6)];
+        fixture.exact(store, &some).await;
+        let (start, end) = ((SIZES[0] / align * align) as u64, SIZES[0]);
+        let last = Read { shard: 0, offset: start, len: end - start as usize, at: 10 * align };
+        fixture.exact(store, &[blocks(2, 2, 0), last]).await;
+        for (by, longer) in [(1, 0), (0, 1), (1, 1)] {
+            let off = blocks(1, 60.min(most - 2), 1);
+            fixture.exact(store, &[Read { offset: off.offset + by, len: off.len + longer, ..off }]).await;
+            fixture.exact(store, &[Read { at: off.at + 1, len: off.len + longer, ..off }]).await;
+        }
+    }
 }
 
 async fn out_of_bounds<S: Store>(fixture: &Fixture, store: &S) {

@@ -60,6 +60,10 @@ where
             done
         })
     }
+
+    fn align(&self) -> usize {
+        self.inner.align()
+    }
 }
 
 fn error(read: &Read, fault: Fault) -> ReadError {

@@ -1,7 +1,8 @@
 //! How bytes get from storage into leases.
 //!
 //! - [`Store`]: the trait; [`Read`], [`ReadDone`], [`ReadError`]: what goes in and comes out.
-//! - [`PreadStore`]: shards that are files of this machine, read by a pool of threads.
+//! - [`LocalStores`]: makes stores of shards that are files of this machine, read by io_uring where that is possible.
+//! - [`PreadStore`]: the same by a pool of threads.
 //! - [`coalesce`]: which reads to make for which extents (pure).
 //! - [`Faulty`]: a store that fails where it is told to, for tests of whoever uses one.
 
@@ -10,17 +11,22 @@ mod coalesce;
 pub mod conformance;
 mod fault;
 mod files;
+mod local;
 mod pread;
 #[cfg(test)]
 mod tests;
+#[cfg_attr(not(all(feature = "uring", target_os = "linux")), path = "no_uring.rs")]
+mod uring;
 
 use std::future::Future;
 use std::pin::Pin;
+use std::time::Duration;
 
 use forebay_transport::pool::Lease;
 
-pub use coalesce::{DEFAULT_GAP, coalesce};
+pub use coalesce::{DEFAULT_GAP, coalesce, coalesce_aligned};
 pub use fault::{Fault, Faulty};
+pub use local::{Direct, Io, LocalConfig, LocalError, LocalStores};
 pub use pread::{PreadConfig, PreadStore};
 
 /// One contiguous read.
@@ -48,13 +54,18 @@ pub enum ReadError {
     /// The read is not one of this store's shards, or of this lease: whoever asked is wrong, not the storage.
     #[error("{0:?} is out of bounds")]
     OutOfBounds(Read),
+    /// Storage has not answered. The lease that comes back is an empty one in the place of that which was given: storage may
+    /// still write to that, so it is set aside until it cannot.
+    #[error("no answer from storage for {after:?}, reading {len} bytes at {offset} of shard {shard}")]
+    Overdue { shard: String, offset: u64, len: usize, after: Duration },
     #[error("the store is closed")]
     Closed,
 }
 
-/// The end of a batch of reads: the lease comes back whatever happened.
+/// The end of a batch of reads.
 #[derive(Debug)]
 pub struct ReadDone {
+    /// The lease that was given, whatever happened, except with [`ReadError::Overdue`].
     pub lease: Lease,
     /// The reads as they were given, handed back so that their memory can be used again.
     pub reads: Vec<Read>,
@@ -70,16 +81,30 @@ pub trait Store: Send + Sync {
     /// Fills the lease, from when the future is first polled. Dropping the future loses the lease to no writer: the
     /// store owns it until its reads are done, and then gives it back to the slab.
     fn read(&self, reads: Vec<Read>, lease: Lease) -> Reading<'_>;
+
+    /// Reads whose `offset`, `len` and `at` are all multiples of this many bytes, a power of two, are the cheapest: nothing of
+    /// theirs need be copied. All others are served too. 1 when it makes no difference, which is the default.
+    fn align(&self) -> usize {
+        1
+    }
 }
 
 impl<S: Store + ?Sized> Store for std::sync::Arc<S> {
     fn read(&self, reads: Vec<Read>, lease: Lease) -> Reading<'_> {
         (**self).read(reads, lease)
     }
+
+    fn align(&self) -> usize {
+        (**self).align()
+    }
 }
 
 impl<S: Store + ?Sized> Store for Box<S> {
     fn read(&self, reads: Vec<Read>, lease: Lease) -> Reading<'_> {
         (**self).read(reads, lease)
+    }
+
+    fn align(&self) -> usize {
+        (**self).align()
     }
 }

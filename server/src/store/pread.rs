@@ -1,6 +1,7 @@
 //! Shards that are files of this machine, read by a pool of threads.
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -8,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use forebay_transport::pool::Lease;
 use tokio::sync::oneshot;
 
-use super::files::{Files, changed};
+use super::files::{Files, bounds, by_place, changed, most_files};
 use super::{Read, ReadDone, ReadError, Reading, Store};
 use crate::catalog::ShardFile;
 
@@ -40,7 +41,7 @@ pub struct PreadStore {
 }
 
 struct Shared {
-    files: Files,
+    files: Files<File>,
     line: Mutex<Line>,
     /// Something was put in line, or the store was closed.
     changed: Condvar,
@@ -73,7 +74,7 @@ impl PreadStore {
     /// # Errors
     /// When a thread cannot be started.
     pub fn new(shards: Vec<ShardFile>, config: PreadConfig) -> io::Result<PreadStore> {
-        let files = Files::new(shards, config.files.min(descriptors() / 2));
+        let files = Files::new(shards, config.files.min(most_files()));
         let shared = Arc::new(Shared { files, line: Mutex::default(), changed: Condvar::new() });
         // From here on dropping it ends the threads that were started.
         let store = PreadStore { shared };
@@ -161,11 +162,9 @@ impl Shared {
     /// once, after all reads from it.
     fn fill(&self, reads: &[Read], lease: &mut Lease, order: &mut Vec<u32>) -> Result<(), ReadError> {
         for read in reads {
-            self.bounds(read, lease.len())?;
+            bounds(self.files.shards(), read, lease.len())?;
         }
-        order.clear();
-        order.extend(0..reads.len() as u32);
-        order.sort_unstable_by_key(|&n| (reads[n as usize].shard, reads[n as usize].offset));
+        by_place(reads, order);
         let bytes = lease.as_mut_slice();
         for same in order.chunk_by(|&a, &b| reads[a as usize].shard == reads[b as usize].shard) {
             let number = reads[same[0] as usize].shard;
@@ -184,18 +183,4 @@ impl Shared {
         }
         Ok(())
     }
-
-    fn bounds(&self, read: &Read, lease: usize) -> Result<(), ReadError> {
-        let placed = read.at.checked_add(read.len).is_some_and(|end| end <= lease);
-        let there = self.files.shard(read.shard).is_some_and(|shard| {
-            read.offset.checked_add(read.len as u64).is_some_and(|end| end <= shard.identity.size)
-        });
-        if placed && there { Ok(()) } else { Err(ReadError::OutOfBounds(*read)) }
-    }
-}
-
-/// How many descriptors this process may have.
-fn descriptors() -> usize {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }

@@ -50,6 +50,77 @@ async fn pread_conforms_with_one_thread_and_one_file() {
     conformance::changes(&dir.path().join("changes"), least).await;
 }
 
+/// What io_uring comes to on this machine: with everything, without registered memory, and past the page cache. Threads,
+/// where the program is built without it.
+fn local(direct: Direct, slab: &Slab) -> LocalStores {
+    LocalStores::new(&LocalConfig { direct, ..LocalConfig::default() }, slab).unwrap()
+}
+
+#[tokio::test]
+async fn local_stores_conform() {
+    // On a disk, which a temporary folder need not be.
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    for direct in [Direct::Off, Direct::On] {
+        let registered = Slab::new(SlabConfig { capacity: 4 << 20, lock: false }).unwrap();
+        let stores = local(direct, &registered);
+        let make = |shards| stores.open(shards).unwrap();
+        let dir = dir.path().join(format!("{direct:?}"));
+        conformance::bytes_into(&registered, &dir.join("registered"), make).await;
+        conformance::bytes(&dir.join("bytes"), make).await;
+        conformance::changes(&dir.join("changes"), make).await;
+        let faulty = |shards| Faulty::new(make(shards), |_, _: &Read| None);
+        conformance::bytes(&dir.join("faulty"), faulty).await;
+    }
+}
+
+#[tokio::test]
+async fn local_stores_conform_with_one_read_at_a_time_and_one_file() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let pread = PreadConfig { threads: 1, files: 1 };
+    for direct in [Direct::Off, Direct::On] {
+        let config = LocalConfig { direct, depth: 1, pread, ..LocalConfig::default() };
+        let stores = LocalStores::new(&config, &slab()).unwrap();
+        let make = |shards| stores.open(shards).unwrap();
+        let dir = dir.path().join(format!("{direct:?}"));
+        conformance::bytes(&dir.join("bytes"), make).await;
+        conformance::changes(&dir.join("changes"), make).await;
+    }
+}
+
+#[tokio::test]
+async fn local_stores_outlive_each_other_and_what_made_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let (slab, account) = (slab(), anyone());
+    let stores = local(Direct::Off, &slab);
+    let (one, other) = (stores.open(shards(&dir, 2)).unwrap(), stores.open(shards(&dir, 3)).unwrap());
+    drop(stores);
+    drop(one);
+    let done = other.read(first_bytes(2, 1000), slab.try_lease(&account, 1000).unwrap()).await;
+    done.result.unwrap();
+    assert_eq!(done.lease[..], [2; 1000]);
+}
+
+#[test]
+fn what_cannot_be_had_is_refused_when_it_was_asked_for_by_name() {
+    let config = LocalConfig { io: Io::Pread, direct: Direct::On, ..LocalConfig::default() };
+    assert!(matches!(LocalStores::new(&config, &slab()), Err(LocalError::DirectByThreads)));
+    let stores = LocalStores::new(&LocalConfig { io: Io::Pread, ..LocalConfig::default() }, &slab()).unwrap();
+    assert!(!stores.is_uring() && !stores.is_direct() && stores.notes().is_empty());
+    let uring = LocalStores::new(&LocalConfig { io: Io::Uring, ..LocalConfig::default() }, &slab());
+    // With the same result as when it is tried without being asked for; nothing in between.
+    assert_eq!(uring.is_ok(), local(Direct::Off, &slab()).is_uring());
+}
+
+#[test]
+fn past_the_cache_when_the_shards_are_larger_than_memory() {
+    for (bytes, direct) in [(1 << 20, false), (u64::MAX, true)] {
+        let stores = LocalStores::new(&LocalConfig { bytes, ..LocalConfig::default() }, &slab()).unwrap();
+        assert_eq!(stores.is_direct(), direct && stores.is_uring(), "{bytes}");
+    }
+    let config = LocalConfig { bytes: u64::MAX, direct: Direct::Off, ..LocalConfig::default() };
+    assert!(!LocalStores::new(&config, &slab()).unwrap().is_direct());
+}
+
 #[tokio::test]
 async fn faulty_without_faults_conforms() {
     let dir = tempfile::tempdir().unwrap();
