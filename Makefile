@@ -18,7 +18,7 @@ BENCHES := $(patsubst benches/%/main.rs,%,$(wildcard benches/*/main.rs))
 SLOW_TESTS := $(patsubst tests/%.rs,%,$(wildcard tests/third_party*.rs))
 FAST_TESTS := $(filter-out $(SLOW_TESTS),$(patsubst tests/%.rs,%,$(wildcard tests/*.rs)))
 
-.PHONY: all deps python-env build demo test test-fast test-rust lint fmt-check clippy doc deny check-loom check-memory bench \
+.PHONY: all deps python-env build demo test test-fast test-rust lint fmt-check clippy doc deny check-features check-loom check-memory bench \
 	bench-smoke clean
 
 all: build
@@ -40,7 +40,7 @@ test-fast: python-env fmt-check
 	FOREBAY_SEEDS=$${FOREBAY_SEEDS:-300} $(CARGO) test $(FLAGS) -p forebay-transport -p forebay-server -p forebay-client -p forebay
 	$(CARGO) test $(FLAGS) -p forebay-system --lib $(FAST_TESTS:%=--test %)
 
-test: python-env lint test-rust check-loom check-memory bench-smoke
+test: python-env lint test-rust check-features check-loom check-memory bench-smoke
 	@echo "make test: everything passed"
 
 # --no-fail-fast: one run shows everything that is broken.
@@ -65,6 +65,11 @@ deny:
 	else \
 		echo "!! SKIPPED: licences, bans and sources of dependencies: cargo-deny is not installed (cargo install --locked cargo-deny)"; \
 	fi
+
+# Without the features that are on by default, as on machines whose kernels have no io_uring.
+check-features: python-env
+	FOREBAY_SEEDS=300 $(CARGO) test $(FLAGS) --no-default-features --no-fail-fast \
+		-p forebay-transport -p forebay-server -p forebay-client -p forebay
 
 check-loom: deps
 	scripts/check-loom

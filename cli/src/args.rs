@@ -123,7 +123,14 @@ pub struct Serve {
     #[arg(long, value_name = "BYTES", default_value_t = 8952, value_parser = clap::value_parser!(u16).range(1200..=65_527))]
     pub max_mtu: u16,
 
-    /// By which means to read shards
+    #[command(flatten)]
+    pub disk: DiskArgs,
+}
+
+/// How shards on this machine are read.
+#[derive(Clone, Debug, Args)]
+pub struct DiskArgs {
+    /// By which means to read shards on this machine
     #[arg(long, value_enum, value_name = "MEANS", default_value_t = IoArg::Auto)]
     pub io: IoArg,
 
@@ -274,6 +281,8 @@ pub struct Read {
     pub url: String,
     #[command(flatten)]
     pub local: LocalArgs,
+    #[command(flatten)]
+    pub disk: DiskArgs,
     /// How many times to go through the data
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub epochs: u64,

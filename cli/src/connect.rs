@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use forebay_client::blocking::{Client, Dataset};
 use forebay_client::{ClientConfig, ServerUrl, Trust};
 
-use crate::args::{LocalArgs, TrustArgs};
+use crate::args::{DiskArgs, LocalArgs, TrustArgs};
 use crate::failure::Failure;
 use crate::local;
 
@@ -67,10 +67,16 @@ pub fn close() {
 }
 
 /// The dataset that `place` names: of a server, or of shards on this machine, which are indexed first if they are not.
-pub fn dataset(place: &str, trust: &TrustArgs, local: &LocalArgs, memory: Option<u64>) -> Result<Dataset, Failure> {
+/// `disk` says how the latter are read, if more than a look is taken.
+pub fn dataset(
+    place: &str,
+    trust: &TrustArgs,
+    (local, disk): (&LocalArgs, Option<&DiskArgs>),
+    memory: Option<u64>,
+) -> Result<Dataset, Failure> {
     let url = match Place::parse(place)? {
         Place::Server(url) => url,
-        Place::Here(path) => return local::open(&path, local, memory),
+        Place::Here(path) => return local::open(&path, local, disk, memory),
     };
     if local.index.is_some() {
         return Err(Failure::usage("--index is for shards on this machine: a server has its own"));

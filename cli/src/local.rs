@@ -5,19 +5,21 @@ use std::sync::atomic::AtomicBool;
 
 use forebay_client::ClientConfig;
 use forebay_client::blocking::{Client, Dataset};
+use forebay_client::transport::pool::{Ledger, Slab, SlabConfig};
 use forebay_server::catalog::BuildError;
 use forebay_server::local::LocalFabric;
 use forebay_server::publish::{Publish, PublishError, complete, publish};
 use forebay_server::serve::Registry;
 use forebay_server::store::PreadConfig;
 
-use crate::args::LocalArgs;
+use crate::args::{DiskArgs, LocalArgs};
+use crate::disk;
 use crate::failure::{DAMAGED, Failure};
 use crate::shards::{Shards, Watch};
 
 /// Indexes what is not indexed yet, and opens it. The index is the one named, or one beside the shards, or one in the
 /// user's cache.
-pub fn open(path: &str, args: &LocalArgs, memory: Option<u64>) -> Result<Dataset, Failure> {
+pub fn open(path: &str, args: &LocalArgs, disk: Option<&DiskArgs>, memory: Option<u64>) -> Result<Dataset, Failure> {
     let paths = [path.to_owned()];
     let shards = Shards::find(&paths)?;
     let portable = shards.portable(args.index.as_deref());
@@ -31,10 +33,21 @@ pub fn open(path: &str, args: &LocalArgs, memory: Option<u64>) -> Result<Dataset
         skip_damaged: args.skip_damaged,
         defer: args.defer_checksums.then_some(args.checksum_rate),
     };
+    // A server's client gives half of its memory to the network; here all of it could be pool, but then the same
+    // command line would compare different pools.
+    let memory = memory.unwrap_or(ClientConfig::default().memory);
+    let (mut ledger, pool) = (Ledger::new(memory), memory / 2);
+    ledger.claim("pool", pool).map_err(Failure::usage)?;
+    let slab = Slab::new(SlabConfig::new(usize::try_from(pool).unwrap_or(usize::MAX))).map_err(Failure::usage)?;
+    let stores = match disk {
+        Some(disk) => disk::stores(disk, work.sources.iter(), &slab)?,
+        // For a look, anything will do.
+        None => PreadConfig::default().into(),
+    };
+    ledger.claim("reading unaligned parts", stores.bytes()).map_err(Failure::usage)?;
     let registry = Arc::new(Registry::new());
     let watch = Watch::new(format!("indexing {name}"));
-    let published =
-        publish(&registry, &work, &PreadConfig::default().into(), &|now| watch.build(now), &AtomicBool::new(false));
+    let published = publish(&registry, &work, &stores, &|now| watch.build(now), &AtomicBool::new(false));
     watch.clear();
     let published = published.map_err(|error| match error {
         PublishError::Build(BuildError::Damaged { .. }) => Failure::new(DAMAGED, error),
@@ -56,8 +69,5 @@ pub fn open(path: &str, args: &LocalArgs, memory: Option<u64>) -> Result<Dataset
         })?;
     }
     let fabric = LocalFabric::new(path, registry).map_err(Failure::other)?;
-    // A server's client gives half of its memory to the network; here all of it could be pool, but then the same
-    // command line would compare different pools.
-    let memory = memory.unwrap_or(ClientConfig::default().memory) / 2;
-    Ok(Client::with_dialer(Box::new(fabric), memory)?.dataset(&name)?)
+    Ok(Client::with_pool(Box::new(fabric), slab, ledger)?.dataset(&name)?)
 }

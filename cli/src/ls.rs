@@ -16,7 +16,7 @@ pub fn run(args: &Ls) -> Result<(), Failure> {
     let url = match Place::parse(&args.url)? {
         Place::Server(url) => url,
         Place::Here(_) => {
-            let dataset = connect::dataset(&args.url, &args.trust, &args.local, Some(MEMORY))?;
+            let dataset = connect::dataset(&args.url, &args.trust, (&args.local, None), Some(MEMORY))?;
             return show(dataset.description(), args.json);
         }
     };

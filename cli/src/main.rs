@@ -3,6 +3,7 @@
 mod args;
 mod connect;
 mod demo;
+mod disk;
 mod failure;
 mod get;
 mod index;

@@ -21,7 +21,7 @@ static INTERRUPT: AtomicBool = AtomicBool::new(false);
 
 pub fn run(args: &Read) -> Result<(), Failure> {
     usage::on_interrupt(&INTERRUPT)?;
-    let dataset = connect::dataset(&args.url, &args.trust, &args.local, Some(args.memory))?;
+    let dataset = connect::dataset(&args.url, &args.trust, (&args.local, Some(&args.disk)), Some(args.memory))?;
     let options = options(args);
     let mut run = Run { digest: args.digest.then(Digest::default), keep: args.keep_batches, ..Run::default() };
     let outcome = epochs(&dataset, options, &mut run);

@@ -11,13 +11,14 @@ use std::time::Duration;
 use forebay_client::transport::h3::server::{Server, ServerConfig};
 use forebay_client::transport::h3::tls::Identity;
 use forebay_client::transport::pool::{Ledger, Slab, SlabConfig};
-use forebay_server::catalog::{self, SourceFile};
+use forebay_server::catalog;
 use forebay_server::publish::{Publish, PublishError, Published, complete, publish};
 use forebay_server::serve::registry::Registry;
 use forebay_server::serve::{Service, ServiceConfig};
-use forebay_server::store::{Direct, Io, LocalConfig, LocalStores};
+use forebay_server::store::LocalStores;
 
-use crate::args::{DirectArg, IndexArg, IoArg, Serve};
+use crate::args::{IndexArg, Serve};
+use crate::disk;
 use crate::failure::{self, Failure};
 use crate::output;
 use crate::shards::{self, Watch};
@@ -53,7 +54,7 @@ async fn serve(args: &Serve, state: &Path, work: Vec<Publish>) -> Result<(), Fai
     let fingerprint = identity.fingerprint();
     let capacity = usize::try_from(pool).unwrap_or(usize::MAX);
     let slab = Slab::new(SlabConfig::new(capacity)).map_err(Failure::usage)?;
-    let stores = stores(args, &work, &slab)?;
+    let stores = disk::stores(&args.disk, work.iter().flat_map(|dataset| &dataset.sources), &slab)?;
     ledger.claim("reading unaligned parts", stores.bytes()).map_err(Failure::usage)?;
     let mut config = ServerConfig::new(args.listen, identity, capacity);
     config.transport.max_mtu = args.max_mtu;
@@ -90,40 +91,6 @@ async fn serve(args: &Serve, state: &Path, work: Vec<Publish>) -> Result<(), Fai
         return Err(Failure::new(code, "there is no dataset that can be served"));
     }
     Ok(())
-}
-
-/// Finds out how this process may read shards, and says what could be better.
-fn stores(args: &Serve, work: &[Publish], slab: &Slab) -> Result<LocalStores, Failure> {
-    // What cannot be looked at is found out when it is indexed.
-    let size = |source: &SourceFile| std::fs::metadata(&source.path).map_or(0, |metadata| metadata.len());
-    let mut config = LocalConfig {
-        io: match args.io {
-            IoArg::Auto => Io::Auto,
-            IoArg::Uring => Io::Uring,
-            IoArg::Pread => Io::Pread,
-        },
-        direct: match args.direct {
-            DirectArg::Auto => Direct::Auto,
-            DirectArg::On => Direct::On,
-            DirectArg::Off => Direct::Off,
-        },
-        bytes: work.iter().flat_map(|dataset| &dataset.sources).map(size).sum(),
-        ..LocalConfig::default()
-    };
-    if let Some(threads) = args.read_threads {
-        config.pread.threads = threads.max(1);
-    }
-    let stores = LocalStores::new(&config, slab).map_err(Failure::usage)?;
-    for note in stores.notes() {
-        tracing::warn!("{note}");
-    }
-    tracing::info!(
-        io_uring = stores.is_uring(),
-        direct = stores.is_direct(),
-        registered_bytes = stores.registered(),
-        "how shards are read"
-    );
-    Ok(stores)
 }
 
 /// The names that a self-signed certificate is for.

@@ -1,7 +1,7 @@
 //! The same, for threads without a runtime: each call returns when it is done. Do not call these from async code.
 
 use forebay_transport::dial::Dialer;
-use forebay_transport::pool::Usage;
+use forebay_transport::pool::{Ledger, Slab, Usage};
 use forebay_transport::wire::describe::{DatasetList, Description, SampleDescription};
 
 use crate::client::{self, block_on};
@@ -23,6 +23,11 @@ impl Client {
     /// See [`Client::with_dialer`](client::Client::with_dialer).
     pub fn with_dialer(dialer: Box<dyn Dialer>, memory: u64) -> Result<Client, Error> {
         block_on(client::Client::with_dialer(dialer, memory)).map(Client)
+    }
+
+    /// See [`Client::with_pool`](client::Client::with_pool).
+    pub fn with_pool(dialer: Box<dyn Dialer>, pool: Slab, ledger: Ledger) -> Result<Client, Error> {
+        block_on(client::Client::with_pool(dialer, pool, ledger)).map(Client)
     }
 
     /// See [`Client::datasets`](client::Client::datasets).

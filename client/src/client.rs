@@ -45,6 +45,10 @@ struct Shared {
     unverified: Arc<AtomicU64>,
 }
 
+fn slab(bytes: u64) -> Result<Slab, Error> {
+    Ok(Slab::new(SlabConfig::new(usize::try_from(bytes).unwrap_or(usize::MAX)))?)
+}
+
 impl Client {
     /// Connects to the server that `url` names (a dataset in it is ignored), within `connect_timeout`.
     ///
@@ -64,7 +68,7 @@ impl Client {
             ledger.claim(claim.name, claim.bytes)?;
         }
         let dialer = H3Dialer::new(connector, &url.host, url.port, url.authority(), config.window);
-        Client::start(Box::new(dialer), pool, ledger, path_bytes).await
+        Client::start(Box::new(dialer), slab(pool)?, ledger, path_bytes).await
     }
 
     /// A client of whatever `dialer` dials, with all of `memory` for its pool: this is for fabrics that hold no data
@@ -74,11 +78,17 @@ impl Client {
     pub async fn with_dialer(dialer: Box<dyn Dialer>, memory: u64) -> Result<Client, Error> {
         let mut ledger = Ledger::new(memory);
         ledger.claim("pool", memory)?;
-        Client::start(dialer, memory, ledger, u64::MAX).await
+        Client::start(dialer, slab(memory)?, ledger, u64::MAX).await
     }
 
-    async fn start(dialer: Box<dyn Dialer>, pool: u64, ledger: Ledger, path_bytes: u64) -> Result<Client, Error> {
-        let slab = Slab::new(SlabConfig::new(usize::try_from(pool).unwrap_or(usize::MAX)))?;
+    /// The same with a pool that was made before, because the fabric's own machinery is to know it (memory is registered
+    /// with io_uring and with network cards before anything is read into it). `ledger` has been told of the pool, and of what the
+    /// fabric holds beside it.
+    pub async fn with_pool(dialer: Box<dyn Dialer>, pool: Slab, ledger: Ledger) -> Result<Client, Error> {
+        Client::start(dialer, pool, ledger, u64::MAX).await
+    }
+
+    async fn start(dialer: Box<dyn Dialer>, slab: Slab, ledger: Ledger, path_bytes: u64) -> Result<Client, Error> {
         if !slab.is_locked() {
             tracing::info!(
                 "the pool is not locked in memory: raise the limit (`ulimit -l`) to keep it from being paged out"

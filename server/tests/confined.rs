@@ -1,5 +1,5 @@
 //! Shards on this machine where a process is not allowed everything: the conformance suite of stores under a filter that
-//! refuses io_uring, and as a user with little locked memory; and which system calls reading takes.
+//! refuses io_uring, as a user with little locked memory, and without huge pages; and which system calls reading takes.
 //!
 //! What is confined is a process of its own: this program again, with one test.
 #![cfg(all(target_os = "linux", feature = "uring"))]
@@ -52,6 +52,13 @@ async fn inner_conforms() {
                 assert!(notes.contains("RLIMIT_MEMLOCK is too small") && notes.contains("ulimit -l"), "{notes}");
                 assert!(self::stores(Io::Uring, direct, &slab).is_ok());
                 println!("seen: {notes}");
+            }
+            "small pages" => {
+                let (smaps, name) = (fs::read_to_string("/proc/self/smaps_rollup").unwrap(), "AnonHugePages:");
+                let huge = smaps.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+                assert!(huge.trim() == "0 kB" && !slab.is_huge(), "{huge}");
+                assert!(stores.is_uring() && notes.is_empty(), "{notes}");
+                println!("seen: {name}{huge}");
             }
             _ => {}
         }
@@ -134,6 +141,11 @@ fn conforms_where_a_filter_hides_io_uring() {
 #[test]
 fn conforms_for_a_user_with_little_locked_memory() {
     confined(&["--memlock", MEMLOCK, "--uid", NOBODY], "unregistered");
+}
+
+#[test]
+fn conforms_without_huge_pages() {
+    confined(&["--no-huge-pages"], "small pages");
 }
 
 /// How many `io_uring_register` calls a process makes that reads so often.

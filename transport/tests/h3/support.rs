@@ -110,7 +110,8 @@ pub async fn raw(server: &Running) -> (quinn::Endpoint, quinn::Connection) {
 
 /// Waits until `condition` holds.
 pub async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    for _ in 0..500 {
+    // A minute: what a lost packet would have said is found out by silence.
+    for _ in 0..6000 {
         if condition() {
             return;
         }
