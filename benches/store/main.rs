@@ -263,7 +263,17 @@ fn direct(figures: &Figures, extent: &Extent, shards: &[ShardFile]) -> Option<f6
     }
     // So many batches that there are always as many reads to do as the kernel takes at a time, and some waiting.
     let tasks = u64::from(DEPTH) / BATCH as u64 + 2;
-    let ours = |seed| by_store(&store, &slab, tasks, seed, extent);
+    let ours = |seed| {
+        let (before, start) = (read_from_disk(), Instant::now());
+        let rate = by_store(&store, &slab, tasks, seed, extent);
+        let (read, delivered) = (read_from_disk() - before, rate * start.elapsed().as_secs_f64());
+        println!(
+            "store: direct: the kernel counts {:.3} bytes from the disk for each delivered",
+            read as f64 / delivered
+        );
+        assert!(read as f64 > 0.9 * delivered, "the disk was not read: what is measured is a cache");
+        rate
+    };
     if Command::new("fio").arg("--version").output().is_err() {
         println!("!! SKIPPED: the comparison with fio: it is not installed (apt-get install fio)");
         figures.note("direct, by the store", ours(0) / 1e9, "GB/s", Value::Null);
@@ -271,6 +281,13 @@ fn direct(figures: &Figures, extent: &Extent, shards: &[ShardFile]) -> Option<f6
     }
     let paths: Vec<PathBuf> = shards.iter().map(|shard| shard.path.clone()).collect();
     Some(pairs(figures, ("direct", "fio"), (extent, &stores), ours, |seed| by_fio(&paths, seed, extent)))
+}
+
+/// Bytes that this process had fetched from storage so far, as the kernel counts them.
+fn read_from_disk() -> u64 {
+    let counters = fs::read_to_string("/proc/self/io").expect("the kernel's count");
+    let line = counters.lines().find_map(|line| line.strip_prefix("read_bytes: ")).expect("a count of bytes read");
+    line.trim().parse().expect("a number")
 }
 
 fn by_fio(paths: &[PathBuf], seed: u64, extent: &Extent) -> f64 {
