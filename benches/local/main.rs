@@ -53,6 +53,7 @@ impl World {
             name: "bench".into(),
             sources: resolve(folder.to_str().expect("UTF-8")).expect("shards"),
             index: folder.join("index.fbi"),
+            in_memory: false,
             portable: None,
             skip_damaged: false,
             defer: None,
@@ -110,8 +111,13 @@ fn pread(files: &[File], places: &[Extent], memory: &mut [u8]) -> (Duration, u64
 }
 
 fn ratio(figures: &Figures, world: &World, pool: u64, pairs: usize) {
-    let files: Vec<File> =
-        world.served.dataset.shard_files().iter().map(|shard| File::open(&shard.path).expect("there")).collect();
+    let files: Vec<File> = world
+        .served
+        .dataset
+        .shard_files()
+        .iter()
+        .map(|shard| File::open(shard.place.file().expect("a file")).expect("there"))
+        .collect();
     let places = world.places(64);
     let mut memory = vec![1u8; pool as usize];
     let speed = |(time, bytes): (Duration, u64)| bytes as f64 / 1e6 / time.as_secs_f64();

@@ -76,7 +76,7 @@ fn shards(dir: &Path, extent: &Extent) -> Vec<ShardFile> {
             file.write_all(&bytes).expect("room for a shard");
         }
         file.sync_all().expect("a shard on the disk");
-        ShardFile { name, identity: Identity::of(&fs::metadata(&path).expect("a shard")), path }
+        ShardFile { name, identity: Identity::of(&fs::metadata(&path).expect("a shard")), place: path.into() }
     };
     (0..extent.files).map(one).collect()
 }
@@ -240,9 +240,10 @@ fn cached(figures: &Figures, extent: &Extent, shards: &[ShardFile]) {
     let slab = slab();
     let stores = stores(Direct::Off, &slab);
     let store = stores.open(shards.to_vec()).expect("a store");
-    let files: Vec<File> = shards.iter().map(|shard| File::open(&shard.path).expect("a shard")).collect();
+    let files: Vec<File> =
+        shards.iter().map(|shard| File::open(shard.place.file().expect("a file")).expect("a shard")).collect();
     // Into the cache, all of it.
-    shards.iter().for_each(|shard| drop(fs::read(&shard.path).expect("a shard")));
+    shards.iter().for_each(|shard| drop(fs::read(shard.place.file().expect("a file")).expect("a shard")));
     pairs(
         figures,
         ("cached", "a pread loop"),
@@ -279,7 +280,7 @@ fn direct(figures: &Figures, extent: &Extent, shards: &[ShardFile]) -> Option<f6
         figures.note("direct, by the store", ours(0) / 1e9, "GB/s", Value::Null);
         return None;
     }
-    let paths: Vec<PathBuf> = shards.iter().map(|shard| shard.path.clone()).collect();
+    let paths: Vec<PathBuf> = shards.iter().map(|shard| shard.place.file().expect("a file").to_owned()).collect();
     Some(pairs(figures, ("direct", "fio"), (extent, &stores), ours, |seed| by_fio(&paths, seed, extent)))
 }
 

@@ -63,13 +63,14 @@ pub enum Command {
 Examples:
   forebay serve imagenet='/data/imagenet/*.tar'
   forebay serve imagenet='/data/imagenet-{000000..001281}.tar' --listen 0.0.0.0:4433 --open
+  forebay serve imagenet='s3://bucket/imagenet/*.tar'
 
 The shards are never changed, moved or copied. They are indexed once; what is learnt is kept in --state-dir, and only
 shards that changed are read again. `listening on …` is printed when requests are accepted, `ready: NAME` when a
 dataset is.")]
 pub struct Serve {
-    /// A dataset as NAME=SHARDS; SHARDS is a file, a folder, a pattern (`*`, `?`, `[…]`) or a brace list
-    /// (`{000000..001281}`); quote it, so that the shell leaves it alone
+    /// A dataset as NAME=SHARDS; SHARDS is a file, a folder, a pattern (`*`, `?`, `[…]`), a brace list
+    /// (`{000000..001281}`) or a URL of those (https://, s3://, az://, gs://); quote it, so that the shell leaves it alone
     #[arg(required = true, value_name = "NAME=SHARDS", value_parser = parse_dataset)]
     pub datasets: Vec<DatasetArg>,
 

@@ -31,17 +31,29 @@ impl TrustArgs {
 pub enum Place {
     /// On a server.
     Server(ServerUrl),
-    /// Shards on this machine: files, folders, patterns or brace lists.
+    /// Shards on this machine (files, folders, patterns or brace lists) or in a store elsewhere (URLs of them).
     Here(String),
 }
 
 impl Place {
-    /// What begins as a URL is one; all else is a path.
+    /// `https://HOST`, with at most a dataset's name behind it, is a server; other URLs name shards, as all else does.
     pub fn parse(text: &str) -> Result<Place, Failure> {
-        match text.contains("://") {
-            true => Ok(Place::Server(text.parse().map_err(Failure::usage)?)),
-            false => Ok(Place::Here(text.to_owned())),
+        match text.split_once("://") {
+            Some((scheme, rest)) if !names_shards(scheme, rest) => {
+                Ok(Place::Server(text.parse().map_err(Failure::usage)?))
+            }
+            _ => Ok(Place::Here(text.to_owned())),
         }
+    }
+}
+
+/// Whether a URL is of shards. On web servers: what lies in a folder, is one, or cannot be a dataset's name.
+fn names_shards(scheme: &str, rest: &str) -> bool {
+    let path = rest.split_once('/').map_or("", |(_, path)| path);
+    let deep = path.trim_end_matches('/').contains('/');
+    match scheme {
+        "http" | "https" => deep || path.ends_with(".tar") || path.contains(['*', '?', '[', '{']),
+        _ => ["s3", "s3a", "az", "azure", "abfs", "abfss", "adl", "gs"].contains(&scheme),
     }
 }
 
@@ -87,4 +99,21 @@ pub fn dataset(
         )));
     };
     Ok(client(&url, trust, memory)?.dataset(name)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_and_shards_are_told_apart() {
+        for server in ["https://host", "https://host:4433/", "https://host/imagenet", "https://host/imagenet/"] {
+            assert!(matches!(Place::parse(server), Ok(Place::Server(_))), "{server}");
+        }
+        let shards = ["/data/*.tar", "https://host/a.tar", "https://host/data/index", "http://host/*", "s3://b/x/"];
+        for shards in shards {
+            assert!(matches!(Place::parse(shards), Ok(Place::Here(_))), "{shards}");
+        }
+        assert!(Place::parse("ftp://host/a").is_err());
+    }
 }

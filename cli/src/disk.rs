@@ -14,7 +14,8 @@ pub fn stores<'a>(
     slab: &Slab,
 ) -> Result<LocalStores, Failure> {
     // What cannot be looked at is found out when it is indexed.
-    let size = |source: &SourceFile| std::fs::metadata(&source.path).map_or(0, |metadata| metadata.len());
+    let file = |source: &SourceFile| source.place.file().and_then(|path| std::fs::metadata(path).ok());
+    let size = |source: &SourceFile| file(source).map_or(0, |metadata| metadata.len());
     let mut config = LocalConfig {
         io: match args.io {
             IoArg::Auto => Io::Auto,

@@ -19,13 +19,16 @@ pub fn run(args: &Index) -> Result<(), Failure> {
     usage::on_interrupt(&INTERRUPT)?;
     let shards = Shards::find(&args.paths)?;
     let index = args.output.clone().or_else(|| shards.beside.clone()).ok_or_else(|| {
-        Failure::usage(
-            "the shards lie in several folders, or several paths name them: say where to write with --output",
-        )
+        Failure::usage(match shards.elsewhere() {
+            true => {
+                "nothing is written to where the shards are: say with --output where on this machine the index goes"
+            }
+            false => "the shards lie in several folders, or several paths name them: say where to write with --output",
+        })
     })?;
     let mut request = BuildRequest::new(&shards.name, shards.sources, index.clone());
     // One that was made elsewhere and copied here: what it knows need not be read again.
-    request.portable = index.exists().then(|| index.clone());
+    request.portable = index.exists().then(|| index.clone().into());
     request.skip_damaged = args.skip_damaged;
     if let Some(threads) = args.threads {
         request.threads = threads;

@@ -10,25 +10,28 @@ use forebay_server::catalog::BuildError;
 use forebay_server::local::LocalFabric;
 use forebay_server::publish::{Publish, PublishError, complete, publish};
 use forebay_server::serve::Registry;
-use forebay_server::store::PreadConfig;
+use forebay_server::store::{PreadConfig, RemoteConfig, Stores};
 
 use crate::args::{DiskArgs, LocalArgs};
 use crate::disk;
 use crate::failure::{DAMAGED, Failure};
 use crate::shards::{Shards, Watch};
+use crate::units::size;
 
 /// Indexes what is not indexed yet, and opens it. The index is the one named, or one beside the shards, or one in the
-/// user's cache.
+/// user's cache; of shards elsewhere it is in memory, because on the machines that train nothing is written.
 pub fn open(path: &str, args: &LocalArgs, disk: Option<&DiskArgs>, memory: Option<u64>) -> Result<Dataset, Failure> {
     let paths = [path.to_owned()];
     let shards = Shards::find(&paths)?;
     let portable = shards.portable(args.index.as_deref());
-    let index = shards.cached(&paths)?;
+    let elsewhere = shards.elsewhere();
+    let index = if elsewhere { path.into() } else { shards.cached(&paths)? };
     let Shards { name, sources, .. } = shards;
     let work = Publish {
         name: name.clone(),
         sources,
         index,
+        in_memory: elsewhere,
         portable,
         skip_damaged: args.skip_damaged,
         defer: args.defer_checksums.then_some(args.checksum_rate),
@@ -39,12 +42,16 @@ pub fn open(path: &str, args: &LocalArgs, disk: Option<&DiskArgs>, memory: Optio
     let (mut ledger, pool) = (Ledger::new(memory), memory / 2);
     ledger.claim("pool", pool).map_err(Failure::usage)?;
     let slab = Slab::new(SlabConfig::new(usize::try_from(pool).unwrap_or(usize::MAX))).map_err(Failure::usage)?;
-    let stores = match disk {
-        Some(disk) => disk::stores(disk, work.sources.iter(), &slab)?,
+    let local = match disk {
+        Some(disk) if !elsewhere => disk::stores(disk, work.sources.iter(), &slab)?,
         // For a look, anything will do.
-        None => PreadConfig::default().into(),
+        _ => PreadConfig::default().into(),
     };
-    ledger.claim("reading unaligned parts", stores.bytes()).map_err(Failure::usage)?;
+    ledger.claim("reading unaligned parts", local.bytes()).map_err(Failure::usage)?;
+    let stores = Stores { local, remote: RemoteConfig::within(memory / 4, 1) };
+    if elsewhere {
+        ledger.claim("requests to other stores", stores.remote.bytes()).map_err(Failure::usage)?;
+    }
     let registry = Arc::new(Registry::new());
     let watch = Watch::new(format!("indexing {name}"));
     let published = publish(&registry, &work, &stores, &|now| watch.build(now), &AtomicBool::new(false));
@@ -59,7 +66,14 @@ pub fn open(path: &str, args: &LocalArgs, disk: Option<&DiskArgs>, memory: Optio
     for damage in &published.skipped {
         eprintln!("forebay: read without a damaged shard: {damage}");
     }
-    if args.defer_checksums {
+    if elsewhere && published.bytes_read > 0 {
+        eprintln!(
+            "forebay: {} were read to index {name}, in memory alone; `forebay index '{path}' --output FILE` makes an index that \
+             is kept: name it with --index, or put it beside the shards",
+            size(published.bytes_read)
+        );
+    }
+    if args.defer_checksums && !elsewhere {
         let registry = registry.clone();
         // Ends with the process, wherever it is: what it learnt is kept.
         std::thread::Builder::new().name("index".into()).spawn(move || {

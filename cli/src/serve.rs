@@ -11,11 +11,11 @@ use std::time::Duration;
 use forebay_client::transport::h3::server::{Server, ServerConfig};
 use forebay_client::transport::h3::tls::Identity;
 use forebay_client::transport::pool::{Ledger, Slab, SlabConfig};
-use forebay_server::catalog;
+use forebay_server::catalog::{self, Found, Place};
 use forebay_server::publish::{Publish, PublishError, Published, complete, publish};
 use forebay_server::serve::registry::Registry;
 use forebay_server::serve::{Service, ServiceConfig};
-use forebay_server::store::LocalStores;
+use forebay_server::store::{RemoteConfig, Stores};
 
 use crate::args::{IndexArg, Serve};
 use crate::disk;
@@ -54,8 +54,11 @@ async fn serve(args: &Serve, state: &Path, work: Vec<Publish>) -> Result<(), Fai
     let fingerprint = identity.fingerprint();
     let capacity = usize::try_from(pool).unwrap_or(usize::MAX);
     let slab = Slab::new(SlabConfig::new(capacity)).map_err(Failure::usage)?;
-    let stores = disk::stores(&args.disk, work.iter().flat_map(|dataset| &dataset.sources), &slab)?;
-    ledger.claim("reading unaligned parts", stores.bytes()).map_err(Failure::usage)?;
+    let local = disk::stores(&args.disk, work.iter().flat_map(|dataset| &dataset.sources), &slab)?;
+    ledger.claim("reading unaligned parts", local.bytes()).map_err(Failure::usage)?;
+    let stores = Stores { local, remote: RemoteConfig::within(args.memory / 8, elsewhere(&work)) };
+    let requests = stores.remote.bytes() * elsewhere(&work) as u64;
+    ledger.claim("requests to other stores", requests).map_err(Failure::usage)?;
     let mut config = ServerConfig::new(args.listen, identity, capacity);
     config.transport.max_mtu = args.max_mtu;
     let server = Server::bind(config.within(ledger.remaining())).map_err(Failure::other)?;
@@ -91,6 +94,11 @@ async fn serve(args: &Serve, state: &Path, work: Vec<Publish>) -> Result<(), Fai
         return Err(Failure::new(code, "there is no dataset that can be served"));
     }
     Ok(())
+}
+
+/// How many datasets are in stores elsewhere.
+fn elsewhere(work: &[Publish]) -> usize {
+    work.iter().filter(|dataset| dataset.sources.iter().any(|source| source.place.is_object())).count()
 }
 
 /// The names that a self-signed certificate is for.
@@ -134,15 +142,17 @@ fn writable(dir: &Path) -> io::Result<()> {
 
 /// The datasets in the order of the command line; shards given under a repeated name follow those before.
 fn datasets(args: &Serve, state: &Path) -> Result<Vec<Publish>, Failure> {
-    let mut work: Vec<Publish> = Vec::new();
+    let (mut work, mut seen): (Vec<Publish>, Vec<Place>) = Default::default();
     for dataset in &args.datasets {
-        let mut sources = catalog::resolve(&dataset.shards).map_err(Failure::usage)?;
+        let Found { shards: mut sources, indexes } = catalog::find(&dataset.shards).map_err(Failure::usage)?;
+        seen.extend(indexes);
         match work.iter_mut().find(|known| known.name == dataset.name) {
             Some(known) => known.sources.append(&mut sources),
             None => work.push(Publish {
                 name: dataset.name.clone(),
                 sources,
                 index: state.join("indexes").join(format!("{}.fbi", dataset.name)),
+                in_memory: false,
                 portable: None,
                 defer: args.defer_checksums.then_some(args.checksum_rate),
                 skip_damaged: args.skip_damaged,
@@ -166,10 +176,10 @@ fn datasets(args: &Serve, state: &Path) -> Result<Vec<Publish>, Failure> {
             let name = dataset.as_deref().unwrap_or_default();
             return Err(Failure::usage(format!("--index: no dataset {name} is to be served")));
         };
-        known.portable = Some(file.clone());
+        known.portable = Some(Place::of(file));
     }
     for known in work.iter_mut().filter(|work| work.portable.is_none()) {
-        known.portable = catalog::beside(&known.sources);
+        known.portable = catalog::beside(&known.sources, &seen);
     }
     Ok(work)
 }
@@ -177,7 +187,7 @@ fn datasets(args: &Serve, state: &Path) -> Result<Vec<Publish>, Failure> {
 /// Indexes one dataset after the other on a thread of its own: together they would only compete for the disk.
 fn index(
     work: Vec<Publish>,
-    stores: LocalStores,
+    stores: Stores,
     registry: Arc<Registry>,
     hopeless: Arc<tokio::sync::Notify>,
 ) -> io::Result<std::thread::JoinHandle<()>> {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Instant;
 
-use forebay_server::catalog::{self, SourceFile};
+use forebay_server::catalog::{self, Place, SourceFile};
 
 use crate::failure::Failure;
 use crate::progress::Progress;
@@ -16,6 +16,8 @@ pub struct Shards {
     /// For messages.
     pub name: String,
     pub sources: Vec<SourceFile>,
+    /// Indexes that came to light while objects elsewhere were listed.
+    pub indexes: Vec<Place>,
     /// What `index` makes when it is not told otherwise: beside the shards.
     pub beside: Option<PathBuf>,
 }
@@ -23,9 +25,11 @@ pub struct Shards {
 impl Shards {
     /// The shards that these files, folders, patterns and brace lists name, in order.
     pub fn find(paths: &[String]) -> Result<Shards, Failure> {
-        let mut sources = Vec::new();
+        let (mut sources, mut indexes) = (Vec::new(), Vec::new());
         for path in paths {
-            sources.append(&mut catalog::resolve(path).map_err(Failure::usage)?);
+            let mut found = catalog::find(path).map_err(Failure::usage)?;
+            sources.append(&mut found.shards);
+            indexes.append(&mut found.indexes);
         }
         distinct("the dataset", &sources)?;
         let stem = match paths {
@@ -37,7 +41,7 @@ impl Shards {
         let name = stem.clone().or(named).unwrap_or_else(|| "shards".to_owned());
         let file = format!("{}.{}", stem.as_deref().unwrap_or("forebay"), catalog::EXTENSION);
         let beside = root.filter(|_| paths.len() == 1).map(|root| root.join(file));
-        Ok(Shards { name, sources, beside })
+        Ok(Shards { name, sources, indexes, beside })
     }
 
     /// The index in the user's cache that belongs to these paths.
@@ -51,7 +55,10 @@ impl Shards {
         })?;
         let mut hasher = blake3::Hasher::new();
         for path in paths {
-            let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
+            let path = match catalog::is_url(path) {
+                true => path.into(),
+                false => std::path::absolute(path).unwrap_or_else(|_| path.into()),
+            };
             hasher.update(path.as_os_str().as_encoded_bytes()).update(&[0]);
         }
         let plain: String = self.name.chars().filter(|c| c.is_ascii_alphanumeric() || "-_.".contains(*c)).collect();
@@ -60,8 +67,13 @@ impl Shards {
     }
 
     /// The index to begin from: the one named, or one that lies beside the shards.
-    pub fn portable(&self, named: Option<&Path>) -> Option<PathBuf> {
-        named.map(Path::to_owned).or_else(|| catalog::beside(&self.sources))
+    pub fn portable(&self, named: Option<&Path>) -> Option<Place> {
+        named.map(Place::of).or_else(|| catalog::beside(&self.sources, &self.indexes))
+    }
+
+    /// Whether any of them is an object elsewhere.
+    pub fn elsewhere(&self) -> bool {
+        self.sources.iter().any(|source| source.place.is_object())
     }
 }
 

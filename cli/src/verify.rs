@@ -1,10 +1,10 @@
 //! `forebay verify`: every byte is read again and compared with the index.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use forebay_server::catalog::{self, Rot, VerifyError};
+use forebay_server::catalog::{self, Dataset, Place, Rot, VerifyError};
 
 use crate::args::Verify;
 use crate::failure::{DAMAGED, Failure, INTERRUPTED};
@@ -18,8 +18,8 @@ static INTERRUPT: AtomicBool = AtomicBool::new(false);
 
 pub fn run(args: &Verify) -> Result<(), Failure> {
     usage::on_interrupt(&INTERRUPT)?;
-    let (name, index, root) = find(args)?;
-    let dataset = catalog::open(&name, &index, &root).map_err(Failure::other)?;
+    let (index, dataset) = find(args)?;
+    let name = dataset.name();
     let total: u64 = dataset.shards().iter().map(|shard| shard.file.identity.size).sum();
     let watch = Watch::new(format!("verifying {name}"));
     let started = Instant::now();
@@ -33,7 +33,7 @@ pub fn run(args: &Verify) -> Result<(), Failure> {
     let seconds = started.elapsed().as_secs_f64();
     if args.json {
         output::json(&serde_json::json!({
-            "index": index,
+            "index": index.to_string(),
             "version": dataset.version().to_string(),
             "bytes": verified.bytes,
             "shards": verified.shards,
@@ -63,27 +63,37 @@ pub fn run(args: &Verify) -> Result<(), Failure> {
     }
 }
 
-/// The dataset's name, its index, and the folder its shards' names are relative to.
-fn find(args: &Verify) -> Result<(String, PathBuf, PathBuf), Failure> {
+/// The index, and the dataset as the index has it.
+fn find(args: &Verify) -> Result<(Place, Dataset), Failure> {
     if args.paths.is_empty() {
         let Some(index) = &args.index else {
             return Err(Failure::usage("which shards? Name them, or their index with --index"));
         };
+        let place = Place::of(index);
         let name = index.file_stem().map_or_else(|| "shards".into(), |stem| stem.to_string_lossy().into_owned());
-        let root = index.parent().filter(|root| !root.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        return Ok((name, index.clone(), root.to_owned()));
+        let dataset = match &place {
+            Place::Object(url) => catalog::open_at(&name, &place, &Shards::find(&[url.to_string()])?.sources),
+            Place::File(index) => {
+                let root = index.parent().filter(|root| !root.as_os_str().is_empty()).unwrap_or(Path::new("."));
+                catalog::open(&name, index, root)
+            }
+        };
+        return Ok((place, dataset.map_err(Failure::other)?));
     }
     let shards = Shards::find(&args.paths)?;
-    let Some(root) = catalog::root(&shards.sources) else {
-        return Err(Failure::usage("the shards lie in several folders: verify one after the other"));
-    };
-    let cached = || shards.cached(&args.paths).ok().filter(|path| path.exists());
+    let cached = || shards.cached(&args.paths).ok().filter(|path| path.exists()).map(Place::from);
     let index = shards.portable(args.index.as_deref()).or_else(cached).ok_or_else(|| {
         Failure::usage(
             "there is no index of these shards to compare with: `forebay index` makes one, or name one with --index",
         )
     })?;
-    Ok((shards.name, index, root))
+    let dataset = match (catalog::root(&shards.sources), &index) {
+        // All that the index names there, not only what was named.
+        (Some(root), Place::File(index)) => catalog::open(&shards.name, index, &root),
+        _ => catalog::open_at(&shards.name, &index, &shards.sources),
+    };
+    let dataset = dataset.map_err(Failure::other)?;
+    Ok((index, dataset))
 }
 
 fn json(rot: &Rot) -> serde_json::Value {

@@ -8,6 +8,7 @@
 //! | [`serve`] | requests and answers | who waits on the other end |
 //! | [`local`] | the same for a client in this process, without a server | copies |
 //! | [`pack`] | from a folder of files to shards | |
+//! | `remote` (a feature) | objects of other stores: what is where, and their bytes | what a sample is, leases |
 //! | [`publish`] | from shards to a served dataset | policy |
 //! | [`metrics`] | figures of a running server | |
 
@@ -17,5 +18,7 @@ pub mod local;
 pub mod metrics;
 pub mod pack;
 pub mod publish;
+#[cfg(feature = "remote")]
+pub mod remote;
 pub mod serve;
 pub mod store;

@@ -6,9 +6,9 @@ use std::sync::atomic::AtomicBool;
 
 use forebay_transport::Version;
 
-use crate::catalog::{self, BuildError, BuildRequest, Built, Damage, Depth, Monitor, Progress, SourceFile};
+use crate::catalog::{self, BuildError, BuildRequest, Built, Damage, Depth, Monitor, Place, Progress, SourceFile};
 use crate::serve::registry::{Registry, Served, State};
-use crate::store::LocalStores;
+use crate::store::Stores;
 
 /// What to serve, and under which name.
 #[derive(Clone, Debug)]
@@ -18,8 +18,10 @@ pub struct Publish {
     pub sources: Vec<SourceFile>,
     /// The index file; its folder exists.
     pub index: PathBuf,
+    /// Write no index: see [`BuildRequest::in_memory`].
+    pub in_memory: bool,
     /// An index made elsewhere, for shards that it knows: see [`BuildRequest::portable`].
-    pub portable: Option<PathBuf>,
+    pub portable: Option<Place>,
     /// Leave damaged shards out, which makes another version.
     pub skip_damaged: bool,
     /// Serve as soon as the shards' headers are known, without checksums and under a provisional version: [`complete`]
@@ -55,7 +57,7 @@ pub enum PublishError {
 pub fn publish(
     registry: &Registry,
     publish: &Publish,
-    stores: &LocalStores,
+    stores: &Stores,
     progress: &(dyn Fn(&Progress) + Sync),
     cancel: &AtomicBool,
 ) -> Result<Published, PublishError> {
@@ -72,6 +74,7 @@ impl Publish {
         BuildRequest {
             skip_damaged: self.skip_damaged,
             portable: self.portable.clone(),
+            in_memory: self.in_memory,
             ..BuildRequest::new(&self.name, self.sources.clone(), self.index.clone())
         }
     }
@@ -80,13 +83,15 @@ impl Publish {
 fn attempt(
     registry: &Registry,
     publish: &Publish,
-    stores: &LocalStores,
+    stores: &Stores,
     progress: &(dyn Fn(&Progress) + Sync),
     cancel: &AtomicBool,
 ) -> Result<Published, PublishError> {
     let name = &publish.name;
     let mut request = publish.request();
-    if publish.defer.is_some() && catalog::ready(&request)?.is_none() {
+    // Over a network one request for each header would take longer than all the bytes do.
+    let here = publish.sources.iter().all(|source| !source.place.is_object());
+    if here && publish.defer.is_some() && catalog::ready(&request)?.is_none() {
         request.index = catalog::headers_of(&request.index);
         request.depth = Depth::Headers;
         request.portable = None;

@@ -77,7 +77,7 @@ async fn inner_reads() {
     let shards = (0..40u8).map(|n| {
         let path = dir.path().join(n.to_string());
         fs::write(&path, vec![n; 20_000]).unwrap();
-        ShardFile { name: n.to_string(), identity: Identity::of(&fs::metadata(&path).unwrap()), path }
+        ShardFile { name: n.to_string(), identity: Identity::of(&fs::metadata(&path).unwrap()), place: path.into() }
     });
     let (slab, account) = (slab(), Account::new("test", usize::MAX));
     let stores = stores(Io::Auto, Direct::On, &slab).unwrap();

@@ -25,6 +25,7 @@ fn work(place: &Place) -> Publish {
         name: "d".into(),
         sources: resolve(place.data().to_str().expect("UTF-8")).expect("shards"),
         index: place.index(),
+        in_memory: false,
         portable: None,
         skip_damaged: false,
         defer: Some(1 << 40),

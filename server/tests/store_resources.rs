@@ -29,7 +29,7 @@ fn shards(dir: &tempfile::TempDir) -> Vec<ShardFile> {
         let path = dir.path().join(n.to_string());
         fs::write(&path, [n as u8; 100]).unwrap();
         let identity = Identity::of(&fs::metadata(&path).unwrap());
-        ShardFile { name: n.to_string(), path, identity }
+        ShardFile { name: n.to_string(), place: path.into(), identity }
     });
     made.collect()
 }

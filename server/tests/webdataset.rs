@@ -207,7 +207,7 @@ fn what_cannot_be_served_in_place_is_refused_with_the_reason() {
 fn a_dataset_agrees_across_borders() {
     let folder = make(2, 0);
     let sources = resolve(&format!("{}/shards-*.tar", folder.path().display())).expect("they were made");
-    let shards: Vec<_> = sources.iter().map(|source| source.path.clone()).collect();
+    let shards: Vec<_> = sources.iter().map(|source| source.place.file().expect("a file").to_owned()).collect();
     let request = BuildRequest::new("test", sources, folder.path().join("state/test.idx"));
     let monitor = Monitor { progress: &|_| {}, cancel: &AtomicBool::new(false) };
     let dataset = build(&request, monitor).expect("intact shards").dataset;

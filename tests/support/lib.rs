@@ -5,6 +5,8 @@
 //! | [`program`] | the `forebay` program: built if need be, run, watched, ended |
 //! | [`python`] | the tests' Python environment, and the scripts in `tests/python` |
 //! | [`tars`] | shards made in a moment, when it does not matter what is in them |
+//! | [`clouds`] | object stores of others: S3's and Azure's ways, on this machine |
+//! | [`web`] | web servers of others, over a folder |
 //! | [`world`] | our own library against a server that runs |
 //! | [`scratch`] | folders that go away |
 //! | [`allocations`] | an allocator that counts |
@@ -12,12 +14,14 @@
 //! | [`scale`] | what a dataset costs by the number of its samples |
 
 pub mod allocations;
+pub mod clouds;
 pub mod figures;
 pub mod program;
 pub mod python;
 pub mod scale;
 pub mod scratch;
 pub mod tars;
+pub mod web;
 pub mod world;
 
 use std::path::Path;

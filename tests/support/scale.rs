@@ -56,12 +56,12 @@ pub fn cost(folder: &Path, samples: u64) -> Cost {
             let (name, path) = (format!("{number:06}.tar"), folder.join(format!("{samples}-{number:06}.tar")));
             let file = File::create(&path).expect("created");
             file.set_len(samples / SHARDS * (512 + SAMPLE).next_multiple_of(1024) + 1024).expect("sparse");
-            ShardFile { name, path, identity: Identity::of(&file.metadata().expect("there")) }
+            ShardFile { name, place: path.into(), identity: Identity::of(&file.metadata().expect("there")) }
         })
         .collect();
     let index = folder.join(format!("{samples}.fbi"));
     synthesize(&index, &files, samples / SHARDS, SAMPLE).expect("written");
-    let sources = files.iter().map(|file| SourceFile { name: file.name.clone(), path: file.path.clone() }).collect();
+    let sources = files.iter().map(|file| SourceFile { name: file.name.clone(), place: file.place.clone() }).collect();
     let request = BuildRequest::new("scale", sources, index.clone());
     drop(files);
 

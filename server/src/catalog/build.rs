@@ -6,14 +6,17 @@ mod work;
 
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub use self::error::{BuildError, Damage};
 use self::work::Work;
 use super::index::{self, BuildLock, Index, IndexError, Journal, LockError};
-use super::{Dataset, Identity, ShardFile, SourceFile};
+use super::{Dataset, Identity, Place, ShardFile, SourceFile};
+
+/// Objects read at the same time, at least.
+const STREAMS: usize = 8;
 
 /// What to index, and how.
 #[derive(Clone, Debug)]
@@ -24,15 +27,20 @@ pub struct BuildRequest {
     pub sources: Vec<SourceFile>,
     /// The index file. Its folder is made if it is missing; it is never the data's.
     pub index: PathBuf,
-    /// Threads that read shards. Default: as many as there are cores. Each holds a buffer of 2 MiB and one shard's records.
+    /// Keep the index in memory alone, where it is gone with the dataset, and write nothing: `index` only names it, in
+    /// messages. Costs about 0.1 KB for each sample. Default false.
+    pub in_memory: bool,
+    /// Threads that read shards. Default: as many as there are cores, but no less than 8 when shards are objects elsewhere,
+    /// since one connection rarely fills a network. Each holds a buffer of 2 MiB and one shard's records.
     pub threads: usize,
     /// Leave damaged shards out, which makes another version, instead of failing. Default false.
     pub skip_damaged: bool,
     /// How long to wait for another process that is building the same index. Default: without end.
     pub lock_wait: Option<Duration>,
-    /// An index made elsewhere (`forebay index`). Shards that it knows by name, size and time of last change are not read
-    /// again; when it knows all of them, it is used as it lies and nothing is written. Default: none.
-    pub portable: Option<PathBuf>,
+    /// An index made elsewhere (`forebay index`): a file, or an object, which is read into memory. Shards that it knows by
+    /// name, size and time of last change are not read again; when it knows all of them, it is used as it lies and nothing
+    /// is written. Default: none.
+    pub portable: Option<Place>,
     /// How deep to look into shards. Default: all of their bytes.
     pub depth: Depth,
     /// The most bytes read in a second, over all threads. Default: as many as can be.
@@ -52,11 +60,14 @@ pub enum Depth {
 
 impl BuildRequest {
     pub fn new(name: &str, sources: Vec<SourceFile>, index: PathBuf) -> BuildRequest {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let elsewhere = sources.iter().any(|source| source.place.is_object());
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = if elsewhere { cores.max(STREAMS) } else { cores };
         BuildRequest {
             name: name.to_owned(),
             sources,
             index,
+            in_memory: false,
             threads,
             skip_damaged: false,
             lock_wait: None,
@@ -111,6 +122,12 @@ pub fn build(request: &BuildRequest, monitor: Monitor<'_>) -> Result<Built, Buil
         Known::All(dataset) => return Ok(done(dataset, None)),
         Known::Some(index, why) => (index, why),
     };
+    if request.in_memory {
+        let earlier = Earlier { local: None, portable, journal: None };
+        let mut built = Work::new(request, monitor, &files, &earlier)?.run(None)?;
+        built.discarded = built.discarded.or(why_not);
+        return Ok(built);
+    }
     // What another process completed is used without a lock: an index in place never changes.
     let mut discarded = match reuse(request, &files)? {
         Known::All(dataset) => return Ok(done(dataset, why_not)),
@@ -170,17 +187,17 @@ enum Known {
 }
 
 fn reuse(request: &BuildRequest, files: &[ShardFile]) -> Result<Known, BuildError> {
-    if !request.index.exists() {
+    if request.in_memory || !request.index.exists() {
         return Ok(Known::Some(None, None));
     }
-    earlier(request, &request.index, files, |indexed, now| indexed == now)
+    earlier(request, &Place::File(request.index.clone()), files, |indexed, now| indexed == now)
 }
 
 /// What the index made elsewhere is good for.
 fn portable(request: &BuildRequest, files: &[ShardFile]) -> Result<Known, BuildError> {
     match &request.portable {
         // Copies have other inodes and ctimes.
-        Some(path) => earlier(request, path, files, Identity::is_copy_of),
+        Some(place) => earlier(request, place, files, Identity::is_copy_of),
         None => Ok(Known::Some(None, None)),
     }
 }
@@ -188,12 +205,12 @@ fn portable(request: &BuildRequest, files: &[ShardFile]) -> Result<Known, BuildE
 /// Opens an index, and compares its shards with those there are.
 fn earlier(
     request: &BuildRequest,
-    path: &Path,
+    place: &Place,
     files: &[ShardFile],
     same: impl Fn(&Identity, &Identity) -> bool,
 ) -> Result<Known, BuildError> {
-    let (dataset, path) = (request.name.clone(), path.to_owned());
-    let index = match Index::open(&path) {
+    let (dataset, path) = (request.name.clone(), place.to_path());
+    let index = match super::portable::open_index(place) {
         Ok(index) => index,
         Err(IndexError::Missing) => {
             return Err(BuildError::Open { dataset, path, source: io::ErrorKind::NotFound.into() });
@@ -206,7 +223,7 @@ fn earlier(
         let why = "it was made of the shards' headers only, or this one is to be";
         return Ok(Known::Some(None, Some(why.to_owned())));
     }
-    if let Some(why) = index::suspicion(&path) {
+    if let Some(why) = place.file().and_then(index::suspicion) {
         return Ok(Known::Some(Some(index), Some(why)));
     }
     let all = index.shards().len() == files.len()
@@ -216,28 +233,60 @@ fn earlier(
             .zip(files)
             .all(|(shard, file)| shard.name == file.name && same(&shard.identity, &file.identity));
     if all {
-        return Ok(Known::All(Dataset::new(&request.name, &path, index, files.to_vec())));
+        return Ok(Known::All(Dataset::new(&request.name, place.file(), index, files.to_vec())));
     }
     Ok(Known::Some(Some(index), None))
 }
 
-/// The shards' files, as they are now.
+/// The shards, as they are now.
 fn files(request: &BuildRequest) -> Result<Vec<ShardFile>, BuildError> {
+    let mut objects = objects(request)?.into_iter();
     let file = |source: &SourceFile| {
-        let SourceFile { name, path } = source.clone();
+        let SourceFile { name, place } = source.clone();
+        let path = match &place {
+            Place::File(path) => path,
+            Place::Object(_) => {
+                let identity = objects.next().expect("one for each object");
+                return Ok(ShardFile { name, place, identity });
+            }
+        };
         let regular = |metadata: fs::Metadata| match metadata.is_file() {
             true => Ok(metadata),
             // Opening a pipe would wait for whoever writes to it.
             false => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")),
         };
-        match fs::metadata(&path).and_then(regular) {
-            Ok(metadata) => Ok(ShardFile { name, path, identity: Identity::of(&metadata) }),
+        match fs::metadata(path).and_then(regular) {
+            Ok(metadata) => Ok(ShardFile { name, place, identity: Identity::of(&metadata) }),
             Err(error) => {
                 Err(BuildError::Read { dataset: request.name.clone(), shard: name, offset: 0, source: error })
             }
         }
     };
     request.sources.iter().map(file).collect()
+}
+
+/// The identities of those shards that are objects, in their order.
+#[cfg(feature = "remote")]
+fn objects(request: &BuildRequest) -> Result<Vec<Identity>, BuildError> {
+    let sources: Vec<&SourceFile> = request.sources.iter().filter(|source| source.place.is_object()).collect();
+    let urls: Vec<_> = sources.iter().map(|source| source.place.to_string()).collect();
+    crate::remote::identities(&urls).map_err(|(at, source)| {
+        let (dataset, shard) = (request.name.clone(), sources[at].name.clone());
+        BuildError::Read { dataset, shard, offset: 0, source }
+    })
+}
+
+#[cfg(not(feature = "remote"))]
+fn objects(request: &BuildRequest) -> Result<Vec<Identity>, BuildError> {
+    match request.sources.iter().find(|source| source.place.is_object()) {
+        None => Ok(Vec::new()),
+        Some(source) => Err(BuildError::Read {
+            dataset: request.name.clone(),
+            shard: source.name.clone(),
+            offset: 0,
+            source: io::ErrorKind::Unsupported.into(),
+        }),
+    }
 }
 
 fn lock(request: &BuildRequest, cancel: &AtomicBool) -> Result<BuildLock, BuildError> {

@@ -84,15 +84,15 @@ pub struct Dataset {
     places: Vec<u16>,
     /// The inverse of `places`.
     ids: Vec<FieldId>,
-    /// The index file.
-    path: PathBuf,
+    /// The index file; none when it is in memory alone.
+    path: Option<PathBuf>,
     /// Whether damage was found in it, and noted.
     noted: AtomicBool,
 }
 
 impl Dataset {
-    /// `path` is where `index` was opened, `files` are the files of its shards, in order.
-    pub(super) fn new(name: &str, path: &Path, index: Index, files: Vec<ShardFile>) -> Dataset {
+    /// `path` is where `index` was opened, if it is a file of this machine; `files` are the files of its shards, in order.
+    pub(super) fn new(name: &str, path: Option<&Path>, index: Index, files: Vec<ShardFile>) -> Dataset {
         debug_assert!(index.shards().iter().map(|shard| &shard.name).eq(files.iter().map(|file| &file.name)));
         let shards = index.shards().iter().zip(files);
         let shards = shards.map(|(shard, file)| Shard {
@@ -113,7 +113,7 @@ impl Dataset {
             FieldStats { name, count, min, max, bytes }
         });
         let fields = fields.collect();
-        let (path, noted) = (path.to_owned(), AtomicBool::new(false));
+        let (path, noted) = (path.map(Path::to_owned), AtomicBool::new(false));
         Dataset { name: name.to_owned(), index, shards, fields, places, ids, path, noted }
     }
 
@@ -269,8 +269,10 @@ impl Dataset {
     fn damaged(&self, error: IndexError) -> CatalogError {
         let detail = error.to_string();
         if !self.noted.swap(true, Ordering::Relaxed) {
-            tracing::error!(dataset = self.name, index = %self.path.display(), detail, "the index is damaged");
-            super::index::suspect(&self.path, &detail);
+            tracing::error!(dataset = self.name, index = ?self.path, detail, "the index is damaged");
+            if let Some(path) = &self.path {
+                super::index::suspect(path, &detail);
+            }
         }
         CatalogError::Damaged { dataset: self.name.clone(), detail }
     }

@@ -13,19 +13,90 @@ mod source;
 mod synthetic;
 mod verify;
 
-use std::path::PathBuf;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 pub use build::{BuildError, BuildRequest, Built, Damage, Depth, Monitor, Progress, build, ready};
 pub use dataset::{CatalogError, Dataset, FieldStats, Sample, SampleExtent, Shard};
 pub use fingerprint::Fingerprint;
 pub use index::{FORMAT, LockError};
-pub use portable::{EXTENSION, beside, headers_of, open, provisional, root};
-pub use source::{SourceError, SourceFile, resolve};
+#[cfg(feature = "remote")]
+pub(crate) use index::{MAGIC, memory};
+#[cfg(feature = "remote")]
+pub(crate) use portable::shards_of;
+pub use portable::{EXTENSION, beside, headers_of, open, open_at, provisional, root};
+pub use source::{Found, SourceError, SourceFile, find, is_url, resolve};
+#[cfg(feature = "remote")]
+pub(crate) use source::{LIMIT, TooMany, expand};
 #[doc(hidden)]
 pub use synthetic::synthesize;
 pub use verify::{Rot, RotProblem, RottenField, Verified, VerifyError, verify};
 
-/// What tells that a file on disk is still the one that was indexed.
+/// Where a shard lies.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// A file of this machine: its absolute path.
+    File(PathBuf),
+    /// An object of a store elsewhere: its URL, as `s3://bucket/key` or `https://host/path`.
+    Object(Arc<str>),
+}
+
+impl Place {
+    /// The path, of a file of this machine.
+    pub fn file(&self) -> Option<&Path> {
+        match self {
+            Place::File(path) => Some(path),
+            Place::Object(_) => None,
+        }
+    }
+
+    /// What `text` names: a URL an object, all else a file.
+    pub fn of(text: &Path) -> Place {
+        match text.to_str().filter(|text| is_url(text)) {
+            Some(url) => Place::Object(url.into()),
+            None => Place::File(text.to_owned()),
+        }
+    }
+
+    /// The path, or the URL in the place of one: for messages.
+    fn to_path(&self) -> PathBuf {
+        match self {
+            Place::File(path) => path.clone(),
+            Place::Object(url) => PathBuf::from(&**url),
+        }
+    }
+
+    pub fn is_object(&self) -> bool {
+        self.file().is_none()
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::File(path) => path.display().fmt(f),
+            Place::Object(url) => f.write_str(url),
+        }
+    }
+}
+
+impl From<PathBuf> for Place {
+    fn from(path: PathBuf) -> Place {
+        Place::File(path)
+    }
+}
+
+impl From<&Path> for Place {
+    fn from(path: &Path) -> Place {
+        Place::File(path.to_owned())
+    }
+}
+
+/// What tells that a shard is still the one that was indexed.
+///
+/// Of an object there is no inode and no ctime: `mtime_ns` is when it was last modified (whole seconds; 0 where its server
+/// does not tell), and `ctime_ns` and `inode` are a hash of its entity tag (0 without one).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     pub size: u64,
@@ -38,7 +109,20 @@ impl Identity {
     /// Whether `file` can be taken for a copy of the file this was, by what copies keep: its size and the time of its last
     /// change. Their bytes are not compared; the CRC of each field is, when it is read.
     pub fn is_copy_of(&self, file: &Identity) -> bool {
-        self.size == file.size && self.mtime_ns == file.mtime_ns
+        let second = |ns: i64| ns.div_euclid(1_000_000_000);
+        let whole = |ns: i64| ns.rem_euclid(1_000_000_000) == 0;
+        // Over HTTP times are told in whole seconds.
+        let close = (whole(self.mtime_ns) || whole(file.mtime_ns)) && second(self.mtime_ns) == second(file.mtime_ns);
+        self.size == file.size && (self.mtime_ns == file.mtime_ns || close)
+    }
+
+    /// The identity of an object. `modified` is in seconds since 1970.
+    pub fn of_object(size: u64, modified: Option<i64>, tag: Option<&str>) -> Identity {
+        let mtime_ns = modified.unwrap_or(0).saturating_mul(1_000_000_000);
+        let Some(tag) = tag else { return Identity { size, mtime_ns, ctime_ns: 0, inode: 0 } };
+        let hash = blake3::hash(tag.as_bytes());
+        let half = |at: usize| <[u8; 8]>::try_from(&hash.as_bytes()[at..at + 8]).expect("a hash has 32 bytes");
+        Identity { size, mtime_ns, ctime_ns: i64::from_le_bytes(half(0)), inode: u64::from_le_bytes(half(8)) }
     }
 
     /// The identity of the file that `metadata` describes.
@@ -55,12 +139,12 @@ impl Identity {
     }
 }
 
-/// A shard's file on this machine.
+/// A shard: a file of this machine, or an object of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardFile {
     /// Relative to the dataset's root; what the fingerprint covers.
     pub name: String,
-    pub path: PathBuf,
+    pub place: Place,
     pub identity: Identity,
 }
 

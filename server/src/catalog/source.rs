@@ -5,8 +5,10 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::Place;
+
 /// The most shards that brace lists may name together.
-const LIMIT: usize = 1 << 20;
+pub(crate) const LIMIT: usize = 1 << 20;
 /// How many names an error spells out.
 const NAMED: usize = 3;
 
@@ -15,8 +17,17 @@ const NAMED: usize = 3;
 pub struct SourceFile {
     /// Relative to the dataset's root.
     pub name: String,
-    /// Absolute.
-    pub path: PathBuf,
+    pub place: Place,
+}
+
+/// What a user's words name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// In order.
+    pub shards: Vec<SourceFile>,
+    /// Index files that were named, or seen when objects elsewhere were listed. Of files nobody looks for them here:
+    /// [`beside`](super::beside) does.
+    pub indexes: Vec<Place>,
 }
 
 /// Why a dataset's shards cannot be listed.
@@ -39,6 +50,9 @@ pub enum SourceError {
     TooMany { spec: String, limit: usize },
     #[error("cannot look into {path}: {source}")]
     Io { path: PathBuf, source: io::Error },
+    /// Of shards that are objects elsewhere.
+    #[error("{url}: {detail}")]
+    Remote { url: String, detail: String },
 }
 
 /// Lists the shards that `spec` names:
@@ -49,9 +63,22 @@ pub enum SourceError {
 /// - brace lists, `{000000..001281}` or `{train,val}`, nested as you like: what they name, in their order, none missing.
 ///   Patterns in them are matched one by one.
 ///
+/// - a URL (`https://`, `http://`, `s3://`, `az://`, `gs://`): objects elsewhere, by the same means as far as their store
+///   can list them (with the feature `remote`); or an object that says which shards there are: an index, or a text file.
+///
 /// Names are relative to the folder, or to the longest parent folder that has no wildcard or brace in it, and sorted
 /// bytewise. What exists under exactly the given name is that, whatever characters are in it.
 pub fn resolve(spec: &str) -> Result<Vec<SourceFile>, SourceError> {
+    Ok(find(spec)?.shards)
+}
+
+/// The same as [`resolve`], and indexes that came to light.
+pub fn find(spec: &str) -> Result<Found, SourceError> {
+    if is_url(spec) {
+        let found = objects(spec)?;
+        unique(spec, &found.shards)?;
+        return Ok(found);
+    }
     let path = std::path::absolute(spec).map_err(|source| SourceError::Io { path: spec.into(), source })?;
     let found = match fs::metadata(&path) {
         Ok(metadata) if metadata.is_dir() => folder(&path)?,
@@ -62,22 +89,44 @@ pub fn resolve(spec: &str) -> Result<Vec<SourceFile>, SourceError> {
         }
         Err(source) => return Err(SourceError::Io { path, source }),
     };
-    let mut names = HashSet::new();
     for file in &found {
-        if !fs::metadata(&file.path).is_ok_and(|metadata| metadata.is_file()) {
-            return Err(SourceError::NotAFile { path: file.path.clone() });
-        }
-        if !names.insert(&file.name) {
-            return Err(SourceError::Duplicate { spec: spec.to_owned(), name: file.name.clone() });
+        if let Some(path) = file.place.file().filter(|path| !path.is_file()) {
+            return Err(SourceError::NotAFile { path: path.to_owned() });
         }
     }
-    Ok(found)
+    unique(spec, &found)?;
+    Ok(Found { shards: found, indexes: Vec::new() })
+}
+
+/// Whether this names objects elsewhere: no path begins like that, but by malice.
+pub fn is_url(spec: &str) -> bool {
+    let scheme = spec.split_once("://").map_or("", |(scheme, _)| scheme);
+    !scheme.is_empty() && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
+}
+
+#[cfg(feature = "remote")]
+fn objects(spec: &str) -> Result<Found, SourceError> {
+    crate::remote::find(spec)
+}
+
+#[cfg(not(feature = "remote"))]
+fn objects(spec: &str) -> Result<Found, SourceError> {
+    let detail = "this program was built without the feature `remote`".to_owned();
+    Err(SourceError::Remote { url: spec.to_owned(), detail })
+}
+
+fn unique(spec: &str, found: &[SourceFile]) -> Result<(), SourceError> {
+    let mut names = HashSet::new();
+    match found.iter().find(|file| !names.insert(&file.name)) {
+        Some(twice) => Err(SourceError::Duplicate { spec: spec.to_owned(), name: twice.name.clone() }),
+        None => Ok(()),
+    }
 }
 
 fn source(base: &Path, path: &Path) -> Result<SourceFile, SourceError> {
     let name = path.strip_prefix(base).unwrap_or(path).to_str();
     let name = name.ok_or_else(|| SourceError::NotUtf8 { path: path.to_owned() })?;
-    Ok(SourceFile { name: name.to_owned(), path: path.to_owned() })
+    Ok(SourceFile { name: name.to_owned(), place: path.into() })
 }
 
 /// The tars below a folder.
@@ -158,11 +207,12 @@ fn patterns(spec: &str, absolute: &Path) -> Result<Vec<SourceFile>, SourceError>
     Ok(found)
 }
 
-struct TooMany;
+/// More names than can be meant.
+pub(crate) struct TooMany;
 
 /// Expands brace lists as shells do, leftmost first, so that the rightmost counts fastest. What is no list (`{}`, `{a}`, a
 /// brace alone) stands for itself.
-fn expand(text: &str, out: &mut Vec<String>) -> Result<(), TooMany> {
+pub(crate) fn expand(text: &str, out: &mut Vec<String>) -> Result<(), TooMany> {
     // What lies before `done` is expanded.
     let mut open = vec![(String::new(), text.to_owned())];
     while let Some((done, rest)) = open.pop() {

@@ -38,5 +38,6 @@ pub fn synthesize(index: &Path, files: &[ShardFile], samples: u64, len: u64) -> 
     }
     let count = samples * files.len() as u64;
     let field = WrittenField { name: "bin".to_owned(), count, min: len, max: len, bytes: count * len };
-    writer.finish(Contents { shards, fields: &[field], bytes: count * len, largest_sample: len })
+    writer.finish(Contents { shards, fields: &[field], bytes: count * len, largest_sample: len })?;
+    Ok(())
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use super::{CatalogError, Dataset, Depth, Shard};
+use super::{CatalogError, Dataset, Depth, Place, Shard, ShardFile};
 use crate::format::webdataset::ShardSamples;
 
 /// Bytes of one read.
@@ -155,6 +155,51 @@ struct Expected {
     name: u16,
 }
 
+/// A shard's bytes, whatever it was when it was indexed.
+enum Bytes {
+    File(File),
+    #[cfg(feature = "remote")]
+    Object(crate::remote::Reader),
+}
+
+impl Bytes {
+    /// Its size as it is now, and its bytes.
+    fn open(shard: &ShardFile) -> io::Result<(u64, Bytes)> {
+        match &shard.place {
+            Place::File(path) => {
+                let file = File::open(path)?;
+                // What lies in memory proves nothing about the disk. Advice may be refused.
+                let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
+                let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Sequential);
+                Ok((file.metadata()?.len(), Bytes::File(file)))
+            }
+            #[cfg(feature = "remote")]
+            Place::Object(url) => {
+                let found = crate::remote::identities(&[url.to_string()]).map_err(|(_, error)| error)?;
+                let identity = *found.first().ok_or(io::ErrorKind::NotFound)?;
+                let now = ShardFile { identity, ..shard.clone() };
+                Ok((identity.size, Bytes::Object(crate::remote::Reader::open(&now)?)))
+            }
+            #[cfg(not(feature = "remote"))]
+            Place::Object(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// The next bytes, which are at `at`.
+    fn read(&mut self, buffer: &mut [u8], at: u64) -> io::Result<usize> {
+        match self {
+            Bytes::File(file) => file.read_at(buffer, at),
+            #[cfg(feature = "remote")]
+            Bytes::Object(reader) => io::Read::read(reader, buffer),
+        }
+    }
+
+    /// Whether what lies behind bytes that cannot be read may be readable.
+    fn skips(&self) -> bool {
+        matches!(self, Bytes::File(_))
+    }
+}
+
 /// One shard.
 struct Pass<'a> {
     dataset: &'a Dataset,
@@ -169,8 +214,7 @@ impl Pass<'_> {
     fn run(&mut self, mut more: impl FnMut(u64) -> bool) -> Result<(), VerifyError> {
         let samples = self.dataset.shard_samples(self.number)?;
         let size = self.shard.file.identity.size;
-        let opened = File::open(&self.shard.file.path).and_then(|file| Ok((file.metadata()?.len(), file)));
-        let (found, file) = match opened {
+        let (found, mut bytes) = match Bytes::open(&self.shard.file) {
             Ok(opened) => opened,
             Err(error) => {
                 self.note(0, size, None, RotProblem::Missing(error.to_string()));
@@ -181,16 +225,13 @@ impl Pass<'_> {
         if found != size {
             self.note(0, found, None, RotProblem::Size { indexed: size, found });
         }
-        // What lies in memory proves nothing about the disk. Advice may be refused.
-        let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
-        let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Sequential);
         let mut reading = Reading::new(&samples);
         let mut hasher = blake3::Hasher::new();
         let mut buffer = vec![0; BUFFER];
         let (mut at, end, mut unreadable) = (0, size.min(found), 0);
         while at < end {
             let len = (end - at).min(BUFFER as u64) as usize;
-            match file.read_at(&mut buffer[..len], at) {
+            match bytes.read(&mut buffer[..len], at) {
                 Ok(0) => break,
                 Ok(read) => {
                     hasher.update(&buffer[..read]);
@@ -203,7 +244,7 @@ impl Pass<'_> {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
                     unreadable += 1;
-                    let next = if unreadable > PATIENCE { end } else { (at / SECTOR + 1) * SECTOR };
+                    let next = if unreadable > PATIENCE || !bytes.skips() { end } else { (at / SECTOR + 1) * SECTOR };
                     let lost = next.min(end) - at;
                     let message = error.to_string();
                     let whole = reading.lose(at, lost, |field| {

@@ -43,7 +43,7 @@ impl Fixture {
             let name = format!("shard-{shard}.tar");
             let path = dir.join(&name);
             fs::write(&path, (0..size).map(|offset| byte(shard, offset)).collect::<Vec<_>>()).unwrap();
-            ShardFile { name, identity: identity(&path), path }
+            ShardFile { name, identity: identity(&path), place: path.into() }
         });
         Fixture { shards: shards.collect(), slab, account: Account::new("conformance", usize::MAX) }
     }
@@ -294,7 +294,7 @@ pub async fn changes<S: Store + 'static>(dir: &Path, make: impl Fn(Vec<ShardFile
             }
             // Longer than the coarsest clock that file systems take times from.
             tokio::time::sleep(Duration::from_millis(20)).await;
-            change.make(&fixture.shards[0].path);
+            change.make(fixture.shards[0].place.file().expect("it made files"));
             // Also where the bytes read are the same as before, and where none are.
             for (offset, len) in [(0, SIZES[0]), (0, 10), (0, 0)] {
                 let read = Read { shard: 0, offset, len, at: SIZES[1] };

@@ -167,9 +167,10 @@ impl<T> Open<T> {
 
 /// `flags` besides those that every file of a shard is opened with.
 pub(super) fn open(shard: &ShardFile, flags: i32) -> io::Result<File> {
+    let path = shard.place.file().ok_or_else(|| io::Error::other("it does not lie on this machine"))?;
     // Not blocking, because what was a file may have become a pipe that nobody writes to; files do not heed it. The
     // standard library closes descriptors on exec.
-    OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY | flags).open(&shard.path)
+    OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY | flags).open(path)
 }
 
 pub(super) fn changed(shard: &ShardFile, detail: String) -> ReadError {
@@ -219,7 +220,7 @@ mod tests {
             let path = dir.path().join(n.to_string());
             std::fs::write(&path, n.to_string()).unwrap();
             let identity = Identity::of(&std::fs::metadata(&path).unwrap());
-            ShardFile { name: n.to_string(), path, identity }
+            ShardFile { name: n.to_string(), place: path.into(), identity }
         });
         made.collect()
     }
@@ -256,7 +257,7 @@ mod tests {
         let file = files.open(0).unwrap();
         files.open(1).unwrap();
         std::thread::sleep(std::time::Duration::from_millis(20));
-        std::fs::write(&shards[0].path, "longer").unwrap();
+        std::fs::write(shards[0].place.file().unwrap(), "longer").unwrap();
         let error = files.check(0, &file).unwrap_err();
         assert!(error.to_string().contains("it has 6 bytes, 1 when indexed"), "{error}");
         assert_eq!(files.lock().files.len(), 1);

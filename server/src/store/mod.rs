@@ -3,15 +3,19 @@
 //! - [`Store`]: the trait; [`Read`], [`ReadDone`], [`ReadError`]: what goes in and comes out.
 //! - [`LocalStores`]: makes stores of shards that are files of this machine, read by io_uring where that is possible.
 //! - [`PreadStore`]: the same by a pool of threads.
+//! - [`Stores`]: the same wherever shards lie: `RemoteStore` (feature `remote`) reads objects elsewhere, by ranges.
 //! - [`coalesce`]: which reads to make for which extents (pure).
 //! - [`Faulty`]: a store that fails where it is told to, for tests of whoever uses one.
 
 mod coalesce;
 #[doc(hidden)]
 pub mod conformance;
+mod elsewhere;
 mod fault;
 mod files;
 mod local;
+#[cfg(feature = "remote")]
+mod object;
 mod pread;
 #[cfg(test)]
 mod tests;
@@ -25,8 +29,11 @@ use std::time::Duration;
 use forebay_transport::pool::Lease;
 
 pub use coalesce::{DEFAULT_GAP, coalesce, coalesce_aligned};
+pub use elsewhere::{RemoteConfig, Stores};
 pub use fault::{Fault, Faulty};
 pub use local::{Direct, Io, LocalConfig, LocalError, LocalStores};
+#[cfg(feature = "remote")]
+pub use object::RemoteStore;
 pub use pread::{PreadConfig, PreadStore};
 
 /// One contiguous read.
@@ -47,7 +54,7 @@ pub struct Read {
 #[non_exhaustive]
 pub enum ReadError {
     /// The shard is not the one that was indexed: nothing read from it may be used.
-    #[error("shard {shard} changed on disk: {detail}")]
+    #[error("shard {shard} changed: {detail}")]
     Changed { shard: String, detail: String },
     #[error("cannot read {len} bytes at {offset} of shard {shard}: {source}")]
     Io { shard: String, offset: u64, len: usize, source: std::io::Error },

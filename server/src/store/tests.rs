@@ -26,7 +26,7 @@ fn shards(dir: &tempfile::TempDir, count: usize) -> Vec<ShardFile> {
         let path = dir.path().join(format!("{n}.tar"));
         fs::write(&path, [n as u8; 1000]).unwrap();
         let identity = Identity::of(&fs::metadata(&path).unwrap());
-        ShardFile { name: format!("{n}.tar"), path, identity }
+        ShardFile { name: format!("{n}.tar"), place: path.into(), identity }
     });
     made.collect()
 }
@@ -180,8 +180,8 @@ async fn a_closed_store_gives_every_lease_back() {
 async fn a_pipe_in_a_shards_place_blocks_nobody() {
     let dir = tempfile::tempdir().unwrap();
     let shards = shards(&dir, 1);
-    fs::remove_file(&shards[0].path).unwrap();
-    let made = std::process::Command::new("mkfifo").arg(&shards[0].path).status().unwrap();
+    fs::remove_file(shards[0].place.file().unwrap()).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(shards[0].place.file().unwrap()).status().unwrap();
     assert!(made.success());
     let store = pread(shards);
     let reading = store.read(first_bytes(0, 1), slab().try_lease(&anyone(), 1).unwrap());
@@ -194,7 +194,7 @@ async fn what_was_read_while_it_was_changed_is_not_passed_on() {
     // A writer that appends all the while, from before the first read on, to a file indexed as it was.
     let dir = tempfile::tempdir().unwrap();
     let shards = shards(&dir, 1);
-    let path = shards[0].path.clone();
+    let path = shards[0].place.file().unwrap().to_owned();
     let store = pread(shards);
     let (slab, account) = (slab(), anyone());
     let done = store.read(first_bytes(0, 1000), slab.try_lease(&account, 1000).unwrap()).await;

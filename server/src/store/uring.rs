@@ -140,7 +140,8 @@ impl Opened for DirectFile {
     }
 
     fn align(shard: &ShardFile) -> usize {
-        demands(CWD, &shard.path, AtFlags::empty()).map_or(1, |demands| demands.block.max(demands.memory))
+        let demands = shard.place.file().and_then(|path| demands(CWD, path, AtFlags::empty()));
+        demands.map_or(1, |demands| demands.block.max(demands.memory))
     }
 }
 

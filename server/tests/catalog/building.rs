@@ -155,7 +155,11 @@ fn a_cancelled_build_keeps_what_it_has() {
     let progress = |progress: &Progress| cancel.store(progress.shards_done == 1, Ordering::Relaxed);
     let error = build(&request, Monitor { progress: &progress, cancel: &cancel }).expect_err("cancelled");
     assert!(matches!(error, BuildError::Cancelled { .. }), "{error}");
-    let total: u64 = request.sources.iter().map(|source| fs::metadata(&source.path).expect("there").len()).sum();
+    let total: u64 = request
+        .sources
+        .iter()
+        .map(|source| fs::metadata(source.place.file().expect("a file")).expect("there").len())
+        .sum();
     let built = place.build().expect("intact shards");
     assert_eq!(built.bytes_read, total / 3 * 2);
     dump(&built.dataset);
@@ -220,11 +224,11 @@ fn a_shard_that_cannot_be_read_is_an_error_that_names_it() {
     let mut request = place.request();
     request.threads = 1;
     // Reading at 0 fails there, whoever asks.
-    request.sources.push(SourceFile { name: "z.tar".into(), path: "/proc/self/mem".into() });
+    request.sources.push(SourceFile { name: "z.tar".into(), place: Path::new("/proc/self/mem").into() });
     let error = quiet(&request).expect_err("unreadable");
     assert!(matches!(&error, BuildError::Read { shard, offset: 0, .. } if shard == "z.tar"), "{error}");
     request.sources.pop();
-    request.sources.push(SourceFile { name: "z.tar".into(), path: "/dev/null".into() });
+    request.sources.push(SourceFile { name: "z.tar".into(), place: Path::new("/dev/null").into() });
     assert!(quiet(&request).expect_err("no file").to_string().contains("not a regular file"));
     request.sources.pop();
     assert_eq!(quiet(&request).expect("the others are kept").bytes_read, 0);

@@ -32,8 +32,8 @@ fn an_index_serves_a_copy_of_the_data_as_it_lies() {
     copy(&made.data(), &copied.data());
 
     let mut request = copied.request();
-    let found = beside(&request.sources).expect("it was copied along");
-    assert_eq!(found, copied.data().join("forebay.fbi"));
+    let found = beside(&request.sources, &[]).expect("it was copied along");
+    assert_eq!(found.file(), Some(&*copied.data().join("forebay.fbi")));
     request.portable = Some(found.clone());
     let built = quiet(&request).expect("intact");
     assert_eq!(built.bytes_read, 0);
@@ -51,7 +51,7 @@ fn an_index_serves_a_copy_of_the_data_as_it_lies() {
     let added = copied.put("d.tar", &samples("d", 1, 10));
     let changed = copied.put("b.tar", &samples("x", 10, 2000));
     request.sources = resolve(copied.data().to_str().expect("UTF-8")).expect("shards");
-    assert_eq!(beside(&request.sources), Some(found), "it knows some of them");
+    assert_eq!(beside(&request.sources, &[]), Some(found), "it knows some of them");
     let built = quiet(&request).expect("intact");
     assert_eq!(
         built.bytes_read,
@@ -69,10 +69,10 @@ fn an_index_that_is_no_use_is_told_of() {
     let place = Place::new();
     place.put("a.tar", &samples("a", 10, 100));
     let mut request = place.request();
-    request.portable = Some(place.path().join("missing.fbi"));
+    request.portable = Some(place.path().join("missing.fbi").into());
     assert!(matches!(quiet(&request), Err(BuildError::Open { .. })));
     fs::write(place.path().join("garbage.fbi"), b"garbage").expect("written");
-    request.portable = Some(place.path().join("garbage.fbi"));
+    request.portable = Some(place.path().join("garbage.fbi").into());
     let built = quiet(&request).expect("the shards are intact");
     assert!(built.discarded.expect("why").contains("shorter than a header"));
     assert_eq!(built.dataset.samples(), 10);
@@ -88,7 +88,7 @@ fn shards_are_named_from_their_root() {
     let one = resolve(place.data().join("sub/*.tar").to_str().expect("UTF-8")).expect("one");
     assert_eq!(root(&one), Some(place.data().join("sub")));
     let mixed = [place.request().sources, one].concat();
-    assert_eq!((root(&mixed), beside(&mixed)), (None, None));
+    assert_eq!((root(&mixed), beside(&mixed, &[])), (None, None));
     let built = place.build().expect("intact");
     let opened = open("test", &place.index(), &place.data()).expect("good");
     assert_eq!(dump(&opened), dump(&built.dataset));

@@ -122,7 +122,7 @@ fn a_full_disk_leaves_the_old_index() {
     assert_eq!(std::fs::read(place.index()).expect("there"), before);
     assert!(!Path::new(&format!("{}.tmp", place.index().display())).exists());
     let mut request = place.request();
-    request.sources.retain(|source| source.path == path);
+    request.sources.retain(|source| source.place == path.as_path().into());
     let built = quiet(&request).expect("still good");
     assert_eq!((built.bytes_read, built.dataset.version()), (0, version));
 }

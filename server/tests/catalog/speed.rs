@@ -21,7 +21,8 @@ fn compare(members: usize, size: usize, shards: usize) {
         let begun = Instant::now();
         let mut bytes = 0;
         for source in &request.sources {
-            let (mut file, mut hasher, mut crc) = (File::open(&source.path).expect("there"), blake3::Hasher::new(), 0);
+            let (mut file, mut hasher, mut crc) =
+                (File::open(source.place.file().expect("a file")).expect("there"), blake3::Hasher::new(), 0);
             loop {
                 let read = file.read(&mut buffer).expect("readable");
                 if read == 0 {

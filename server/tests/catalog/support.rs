@@ -102,7 +102,7 @@ pub fn dump(dataset: &Dataset) -> Vec<Dumped> {
         assert_eq!(some, sample.fields.iter().map(|field| field.extent).collect::<Vec<_>>());
         assert!(dataset.find(sample.key).expect("an intact index").contains(&ordinal));
         let file = &files[sample.shard as usize];
-        let bytes = fs::read(&file.path).expect("the shard is there");
+        let bytes = fs::read(file.place.file().expect("a file")).expect("the shard is there");
         let mut fields = Vec::new();
         for field in &sample.fields {
             assert_eq!(dataset.extent(ordinal, field.field).expect("an intact index"), Some(field.extent));

@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::catalog::{Identity, ShardFile};
+use crate::catalog::{Identity, Place, ShardFile};
 use crate::format::FormatError;
 use crate::format::tar::TarReader;
 use crate::format::webdataset::{Grouper, ShardSamples};
@@ -38,7 +38,7 @@ pub(super) enum ReadError {
 /// Reads a shard. `more` is told how many bytes are done and how many were read for that, and says whether to go on.
 pub(super) fn read(shard: &ShardFile, mut more: impl FnMut(u64, u64) -> bool) -> Result<Indexed, ReadError> {
     let io = |offset| move |source| ReadError::Io { offset, source };
-    let mut file = open(shard)?;
+    let mut shard_bytes = Bytes::open(shard)?;
     let mut tar = TarReader::new(shard.identity.size);
     let mut grouper = Grouper::new();
     let mut hasher = blake3::Hasher::new();
@@ -46,10 +46,11 @@ pub(super) fn read(shard: &ShardFile, mut more: impl FnMut(u64, u64) -> bool) ->
     let mut buffer = vec![0; size];
     let mut offset = 0;
     let parsed = loop {
-        let bytes = match file.read(&mut buffer) {
+        let bytes = match shard_bytes.read(&mut buffer) {
             Ok(0) => break tar.finish(),
             Ok(read) => &buffer[..read],
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(source) if changed(&source) => return Err(ReadError::Changed),
             Err(source) => return Err(io(offset)(source)),
         };
         offset += bytes.len() as u64;
@@ -64,7 +65,7 @@ pub(super) fn read(shard: &ShardFile, mut more: impl FnMut(u64, u64) -> bool) ->
         }
         hasher.update(bytes);
     };
-    unchanged(shard, &file)?;
+    shard_bytes.check(shard)?;
     match parsed {
         Ok(()) => Ok(Indexed { samples: grouper.finish(), digest: *hasher.finalize().as_bytes() }),
         Err(error) => Err(ReadError::Format(error, shard.identity.size.saturating_sub(offset))),
@@ -144,10 +145,63 @@ fn headers_digest(identity: &Identity, samples: &ShardSamples) -> [u8; 32] {
     *hasher.finalize().as_bytes()
 }
 
+/// A shard's bytes, front to back.
+enum Bytes {
+    File(File),
+    #[cfg(feature = "remote")]
+    Object(crate::remote::Reader),
+}
+
+impl Bytes {
+    fn open(shard: &ShardFile) -> Result<Bytes, ReadError> {
+        match &shard.place {
+            Place::File(_) => open(shard).map(Bytes::File),
+            #[cfg(feature = "remote")]
+            Place::Object(_) => {
+                let reader = crate::remote::Reader::open(shard);
+                reader.map(Bytes::Object).map_err(|source| ReadError::Io { offset: 0, source })
+            }
+            #[cfg(not(feature = "remote"))]
+            Place::Object(_) => Err(ReadError::Io { offset: 0, source: io::ErrorKind::Unsupported.into() }),
+        }
+    }
+
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Bytes::File(file) => file.read(buffer),
+            #[cfg(feature = "remote")]
+            Bytes::Object(reader) => reader.read(buffer),
+        }
+    }
+
+    /// Whether what was read is what was listed.
+    fn check(&self, shard: &ShardFile) -> Result<(), ReadError> {
+        match self {
+            Bytes::File(file) => unchanged(shard, file),
+            // Each of its answers said which object it was of.
+            #[cfg(feature = "remote")]
+            Bytes::Object(_) => Ok(()),
+        }
+    }
+}
+
+/// Whether this error says that an object is another by now.
+#[cfg(feature = "remote")]
+fn changed(error: &io::Error) -> bool {
+    crate::remote::is_changed(error)
+}
+
+/// Files are compared after they were read.
+#[cfg(not(feature = "remote"))]
+fn changed(_: &io::Error) -> bool {
+    false
+}
+
 /// Opens the file that was listed.
 fn open(shard: &ShardFile) -> Result<File, ReadError> {
     let io = |source| ReadError::Io { offset: 0, source };
-    let file = File::open(&shard.path).map_err(io)?;
+    let path = shard.place.file().ok_or_else(|| io(io::ErrorKind::Unsupported.into()))?;
+    let file = File::open(path).map_err(io)?;
     if Identity::of(&file.metadata().map_err(io)?) != shard.identity {
         return Err(ReadError::Changed);
     }
@@ -157,8 +211,11 @@ fn open(shard: &ShardFile) -> Result<File, ReadError> {
 
 /// Whether the file that was read, and the one that has the name now, are still what was listed.
 fn unchanged(shard: &ShardFile, file: &File) -> Result<(), ReadError> {
-    let now = [file.metadata(), fs::metadata(&shard.path)];
-    let same = now.into_iter().all(|now| now.is_ok_and(|now| Identity::of(&now) == shard.identity));
+    let named = shard.place.file().map(fs::metadata);
+    let same = [Some(file.metadata()), named]
+        .into_iter()
+        .flatten()
+        .all(|now| now.is_ok_and(|now| Identity::of(&now) == shard.identity));
     if same { Ok(()) } else { Err(ReadError::Changed) }
 }
 

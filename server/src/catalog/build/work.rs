@@ -90,8 +90,11 @@ impl<'a> Work<'a> {
             Some(_) => Some(Journal::open(&request.index).map_err(|source| write_error(request, source))?),
             None => None,
         };
-        let writer =
-            IndexWriter::create(&request.index, request.depth).map_err(|source| write_error(request, source))?;
+        let writer = match request.in_memory {
+            true => IndexWriter::in_memory(request.depth),
+            false => IndexWriter::create(&request.index, request.depth),
+        };
+        let writer = writer.map_err(|source| write_error(request, source))?;
         let sizes = || files.iter().zip(&known).map(|(file, known)| (file.identity.size, known.is_some()));
         Ok(Work {
             request,
@@ -146,7 +149,7 @@ impl<'a> Work<'a> {
         if matches!(failure, Some(BuildError::Write { .. })) {
             return Err(failure.expect("it was just seen"));
         }
-        let mut present = Vec::new();
+        let (mut present, mut made) = (Vec::new(), None);
         if learnt || (!same && whole) {
             let (mut shards, mut bytes, mut largest_sample) = (Vec::new(), 0, 0);
             for (file, done) in files.iter().zip(done) {
@@ -157,8 +160,10 @@ impl<'a> Work<'a> {
                 largest_sample = largest_sample.max(done.largest);
             }
             let contents = Contents { shards, fields: &fields, bytes, largest_sample };
-            writer.finish(contents).map_err(|source| write_error(request, source))?;
-            index::trust(&request.index);
+            made = writer.finish(contents).map_err(|source| write_error(request, source))?;
+            if !request.in_memory {
+                index::trust(&request.index);
+            }
             // All that it notes is in the index now.
             if let Some(notes) = notes.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()) {
                 notes.remove();
@@ -177,13 +182,18 @@ impl<'a> Work<'a> {
             IndexError::Io(source) => source,
             error => io::Error::other(error.to_string()),
         };
-        let index = Index::open(&request.index).map_err(open);
+        let index = match &made {
+            Some(file) => Index::map(file),
+            None => Index::open(&request.index),
+        };
+        let index = index.map_err(open);
         let index = index.map_err(|source| BuildError::Open {
             dataset: request.name.clone(),
             path: request.index.clone(),
             source,
         })?;
-        let dataset = Dataset::new(&request.name, &request.index, index, present);
+        let path = (!request.in_memory).then_some(&*request.index);
+        let dataset = Dataset::new(&request.name, path, index, present);
         Ok(Built { dataset, bytes_read, skipped: damage, discarded })
     }
 

@@ -12,7 +12,7 @@
 //! of shards costs; a block is checked when it is first touched.
 
 /// What an index file begins with.
-pub(super) const MAGIC: [u8; 8] = *b"\x89FBINDX\n";
+pub const MAGIC: [u8; 8] = *b"\x89FBINDX\n";
 /// The format that this build reads and writes.
 pub const FORMAT: u32 = 1;
 /// Bytes of the header, in every format there will ever be; so are the places of magic, format and CRC.

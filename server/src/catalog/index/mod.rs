@@ -27,7 +27,11 @@ use forebay_transport::Version;
 
 pub use self::journal::Journal;
 pub use self::layout::FORMAT;
+#[cfg(feature = "remote")]
+pub(crate) use self::layout::MAGIC;
 pub use self::lock::{BuildLock, LockError};
+#[cfg(feature = "remote")]
+pub(crate) use self::os::memory;
 pub use self::suspect::{suspect, suspicion, trust};
 pub use self::write::{Contents, IndexWriter, WrittenField, WrittenShard};
 
@@ -100,7 +104,12 @@ impl Index {
         if !file.metadata()?.is_file() {
             return Err(damaged("it is not a regular file"));
         }
-        Index::of(os::map(&file)?)
+        Index::map(&file)
+    }
+
+    /// The index in this file, which nobody writes to any more.
+    pub fn map(file: &File) -> Result<Index, IndexError> {
+        Index::of(os::map(file)?)
     }
 
     /// The index that these bytes are.

@@ -11,8 +11,21 @@ use memmap2::Mmap;
 pub(super) fn map(file: &File) -> io::Result<Mmap> {
     // SAFETY: the bytes of a mapping must not change while slices of it are alive. An index file is never written to after
     // it got its name: a build writes another file and renames it over this one, whose pages live as long as the mapping
-    // does. The file is readable and writable by its owner alone (0600), in the server's own state folder.
+    // does. The file is readable and writable by its owner alone (0600), in the server's own state folder. One in memory is
+    // written to by nobody once it is mapped: whoever made it has the only descriptor.
     unsafe { Mmap::map(file) }
+}
+
+/// A file that is only in memory, and is gone with the last who has it open or mapped.
+#[cfg(target_os = "linux")]
+pub(crate) fn memory() -> io::Result<File> {
+    Ok(rustix::fs::memfd_create("forebay-index", rustix::fs::MemfdFlags::CLOEXEC)?.into())
+}
+
+/// Files that are only in memory are Linux's.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn memory() -> io::Result<File> {
+    Err(io::Error::new(io::ErrorKind::Unsupported, "an index without a file needs Linux: say where to keep one"))
 }
 
 /// Takes the exclusive lock of `file`; false when another process has it. The lock ends with the file, or the process.

@@ -1,4 +1,5 @@
-//! Writing an index file: to a temporary file beside it, which takes its name only when it is whole and on the disk.
+//! Writing an index file: to a temporary file beside it, which takes its name only when it is whole and on the disk; or in
+//! memory, where it has no name.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -6,6 +7,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::layout::{self, BLOCK, FieldNameRow, FieldRecord, HEADER, Header, SampleStart, ShardRow, Table};
+use super::os;
 use crate::catalog::{Depth, Fingerprint, Identity};
 use crate::format::webdataset::ShardSamples;
 
@@ -17,8 +19,7 @@ const RANGE: u64 = if cfg!(test) { 8 } else { 1 << 24 };
 /// An index file being written. Dropped before [`finish`](IndexWriter::finish), it leaves nothing behind.
 #[derive(Debug)]
 pub struct IndexWriter {
-    path: PathBuf,
-    temporary: PathBuf,
+    names: Option<Names>,
     depth: Depth,
     file: File,
     buffer: Vec<u8>,
@@ -31,7 +32,13 @@ pub struct IndexWriter {
     filled: usize,
     /// Something could not be written: what is in the file is not what the CRCs say.
     broken: bool,
-    named: bool,
+}
+
+/// What the file is called, now and at last. One that is in memory is called nothing.
+#[derive(Debug)]
+struct Names {
+    path: PathBuf,
+    temporary: PathBuf,
 }
 
 /// A shard whose records are in the file.
@@ -81,9 +88,17 @@ impl IndexWriter {
             _ => {}
         }
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+        IndexWriter::of(file, Some(Names { path: path.to_owned(), temporary }), depth)
+    }
+
+    /// Begins an index that is only in memory.
+    pub fn in_memory(depth: Depth) -> io::Result<IndexWriter> {
+        IndexWriter::of(os::memory()?, None, depth)
+    }
+
+    fn of(file: File, names: Option<Names>, depth: Depth) -> io::Result<IndexWriter> {
         let mut writer = IndexWriter {
-            path: path.to_owned(),
-            temporary,
+            names,
             depth,
             file,
             buffer: Vec::with_capacity(BUFFER),
@@ -92,7 +107,6 @@ impl IndexWriter {
             crc: 0,
             filled: 0,
             broken: false,
-            named: false,
         };
         // The header's place; it is written last.
         writer.write(&[0; HEADER])?;
@@ -129,8 +143,9 @@ impl IndexWriter {
         written.map(|()| at)
     }
 
-    /// Completes the file and gives it its name. The file that had the name before is replaced at once or not at all.
-    pub fn finish(mut self, contents: Contents<'_>) -> io::Result<()> {
+    /// Completes the file and gives it its name. The file that had the name before is replaced at once or not at all. One
+    /// that is in memory is returned: there is no other way to it.
+    pub fn finish(mut self, contents: Contents<'_>) -> io::Result<Option<File>> {
         if self.broken {
             return Err(io::Error::other("an earlier write failed"));
         }
@@ -181,12 +196,17 @@ impl IndexWriter {
         header.len = self.at;
         self.flush()?;
         self.file.write_all_at(&header.encode(), 0)?;
+        let Some(Names { path, temporary }) = &self.names else {
+            return self.file.try_clone().map(Some);
+        };
         // Until it is on the disk it must not have the name: after a power cut there is the old file or the whole new one.
         self.file.sync_all()?;
-        fs::rename(&self.temporary, &self.path)?;
-        self.named = true;
-        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        File::open(folder)?.sync_all()
+        fs::rename(temporary, path)?;
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let folder = File::open(folder);
+        self.names = None;
+        folder?.sync_all()?;
+        Ok(None)
     }
 
     /// Writes the table that finds samples by key; the result is how many there are.
@@ -253,9 +273,9 @@ impl IndexWriter {
 
 impl Drop for IndexWriter {
     fn drop(&mut self) {
-        if !self.named {
+        if let Some(names) = &self.names {
             // Nothing depends on it: the next build removes what is left here.
-            let _ = fs::remove_file(&self.temporary);
+            let _ = fs::remove_file(&names.temporary);
         }
     }
 }

@@ -65,7 +65,11 @@ impl Place {
 
     fn resolve(&self, spec: &str) -> Result<Vec<String>, SourceError> {
         let found = resolve(&format!("{}/{spec}", self.0.path().display()))?;
-        assert!(found.iter().all(|file| file.path.ends_with(&file.name) && file.path.is_absolute()));
+        assert!(
+            found
+                .iter()
+                .all(|file| file.place.file().is_some_and(|path| path.ends_with(&file.name) && path.is_absolute()))
+        );
         Ok(found.into_iter().map(|file| file.name).collect())
     }
 
