@@ -3,7 +3,10 @@
 use std::fmt;
 
 use forebay_client::loader::Reason;
+use forebay_client::transport::link::LinkError;
 use forebay_client::{Error, LoaderError};
+use forebay_server::catalog::BuildError;
+use forebay_server::publish::PublishError;
 
 /// A command's end that is not success. The codes are documented in `forebay --help`.
 #[derive(Debug)]
@@ -44,7 +47,10 @@ impl From<Error> for Failure {
             Error::Refused { problem, .. } if problem.kind.ends_with(":dataset-changed") => CHANGED,
             Error::Loader(LoaderError::DatasetChanged { .. }) => CHANGED,
             Error::Loader(LoaderError::Stalled { .. }) => UNREACHABLE,
-            Error::Loader(LoaderError::Fetch(fetch)) => match fetch.reason {
+            Error::Loader(LoaderError::Fetch(fetch)) => match &fetch.reason {
+                // Told by whoever has the data: no loss of the way to it.
+                Reason::Link(LinkError::Refused { status: 500.., .. }) => DAMAGED,
+                Reason::Link(LinkError::Refused { .. }) => OTHER,
                 Reason::Link(_) => UNREACHABLE,
                 _ => DAMAGED,
             },
@@ -52,6 +58,39 @@ impl From<Error> for Failure {
             _ => OTHER,
         };
         Failure::new(code, error)
+    }
+}
+
+impl From<BuildError> for Failure {
+    fn from(error: BuildError) -> Failure {
+        match error {
+            BuildError::Cancelled { .. } => Failure::new(INTERRUPTED, "interrupted; what is done is kept"),
+            BuildError::Damaged { .. } => Failure::new(
+                DAMAGED,
+                format!(
+                    "{error}\n  Make what is damaged anew, or leave it out with --skip-damaged: the dataset is then another version"
+                ),
+            ),
+            BuildError::Write { ref source, .. } if is_full(source) => Failure::other(format!(
+                "{error}\n  Make room and run it again: shards that were noted are not read again"
+            )),
+            error => Failure::other(error),
+        }
+    }
+}
+
+/// Whether there is no room to write to.
+fn is_full(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
+}
+
+impl From<PublishError> for Failure {
+    fn from(error: PublishError) -> Failure {
+        match error {
+            PublishError::Build(error) => error.into(),
+            error => Failure::other(error),
+        }
     }
 }
 

@@ -3,10 +3,10 @@
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use forebay_server::catalog::{self, BuildError, BuildRequest, Monitor};
+use forebay_server::catalog::{self, BuildRequest, Monitor};
 
 use crate::args::Index;
-use crate::failure::{DAMAGED, Failure, INTERRUPTED};
+use crate::failure::Failure;
 use crate::output;
 use crate::shards::{Shards, Watch};
 use crate::units::{count, size};
@@ -37,18 +37,17 @@ pub fn run(args: &Index) -> Result<(), Failure> {
     let started = Instant::now();
     let built = catalog::build(&request, Monitor { progress: &|now| watch.build(now), cancel: &INTERRUPT });
     watch.clear();
-    let built = built.map_err(|error| match error {
-        BuildError::Cancelled { .. } => Failure::new(INTERRUPTED, "interrupted; what is done is kept"),
-        error @ BuildError::Damaged { .. } => Failure::new(DAMAGED, error),
-        error => Failure::other(error),
-    })?;
+    let built = built.map_err(Failure::from)?;
     if let Some(why) = &built.discarded {
-        eprintln!("forebay: the earlier index was of no use and was made anew: {why}");
+        output::note(format!("the earlier index was of no use and was made anew: {why}"));
     }
     for damage in &built.skipped {
-        eprintln!("forebay: left out: {damage}");
+        output::note(format!("left out: {damage}"));
     }
     let (dataset, seconds) = (&built.dataset, started.elapsed().as_secs_f64());
+    if dataset.samples() == 0 {
+        output::note("there is no sample in these shards: a sample's files are named KEY.FIELD, as img_817.jpg");
+    }
     if args.json {
         return output::json(&serde_json::json!({
             "index": index,
@@ -61,15 +60,17 @@ pub fn run(args: &Index) -> Result<(), Failure> {
             "seconds": seconds,
         }));
     }
+    let read = match built.bytes_read {
+        0 => "nothing: all of it was known".to_owned(),
+        read => format!("{} in {seconds:.1} s, {:.2} GB/s", size(read), read as f64 / 1e9 / seconds),
+    };
     output::text(&format!(
-        "index     {}\nversion   {}\nsamples   {} in {} shards\nbytes     {} ({})\nread      {} in {seconds:.1} s, {:.2} GB/s\n",
+        "index     {}\nversion   {}\nsamples   {} in {} shards\nbytes     {} ({})\nread      {read}\n",
         index.display(),
         dataset.version(),
         count(dataset.samples()),
         count(dataset.shards().len() as u64),
         count(dataset.bytes()),
         size(dataset.bytes()),
-        size(built.bytes_read),
-        built.bytes_read as f64 / 1e9 / seconds,
     ))
 }

@@ -6,15 +6,15 @@ use std::sync::atomic::AtomicBool;
 use forebay_client::ClientConfig;
 use forebay_client::blocking::{Client, Dataset};
 use forebay_client::transport::pool::{Ledger, Slab, SlabConfig};
-use forebay_server::catalog::BuildError;
 use forebay_server::local::LocalFabric;
-use forebay_server::publish::{Publish, PublishError, complete, publish};
+use forebay_server::publish::{Publish, complete, publish};
 use forebay_server::serve::Registry;
 use forebay_server::store::{PreadConfig, RemoteConfig, Stores};
 
 use crate::args::{DiskArgs, LocalArgs};
 use crate::disk;
-use crate::failure::{DAMAGED, Failure};
+use crate::failure::Failure;
+use crate::output;
 use crate::shards::{Shards, Watch};
 use crate::units::size;
 
@@ -56,15 +56,12 @@ pub fn open(path: &str, args: &LocalArgs, disk: Option<&DiskArgs>, memory: Optio
     let watch = Watch::new(format!("indexing {name}"));
     let published = publish(&registry, &work, &stores, &|now| watch.build(now), &AtomicBool::new(false));
     watch.clear();
-    let published = published.map_err(|error| match error {
-        PublishError::Build(BuildError::Damaged { .. }) => Failure::new(DAMAGED, error),
-        error => Failure::other(error),
-    })?;
+    let published = published.map_err(Failure::from)?;
     if let Some(why) = &published.discarded {
-        eprintln!("forebay: the earlier index of {name} was of no use and was made anew: {why}");
+        output::note(format!("the earlier index of {name} was of no use and was made anew: {why}"));
     }
     for damage in &published.skipped {
-        eprintln!("forebay: read without a damaged shard: {damage}");
+        output::note(format!("read without a damaged shard: {damage}"));
     }
     if elsewhere && published.bytes_read > 0 {
         eprintln!(

@@ -43,7 +43,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure { code, message }) => {
-            eprintln!("forebay: {message}");
+            output::note(message);
             ExitCode::from(code)
         }
     }

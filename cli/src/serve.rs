@@ -213,7 +213,7 @@ fn index(
                 Err(error) => {
                     let damaged = matches!(error, PublishError::Build(catalog::BuildError::Damaged { .. }));
                     DAMAGED.fetch_or(damaged, Ordering::Relaxed);
-                    eprintln!("forebay: {error}");
+                    output::note(Failure::from(error).message);
                 }
             }
         }
@@ -234,16 +234,16 @@ fn finish(registry: &Registry, dataset: &Publish) {
         Ok(Some(published)) => announce(&dataset.name, &published, started.elapsed()),
         Ok(None) => {}
         Err(_) if CANCEL.load(Ordering::Relaxed) => {}
-        Err(error) => eprintln!("forebay: still without checksums: {error}"),
+        Err(error) => output::note(format!("still without checksums: {error}")),
     }
 }
 
 fn announce(name: &str, published: &Published, took: Duration) {
     if let Some(reason) = &published.discarded {
-        eprintln!("forebay: the earlier index of {name} was of no use and was made anew: {reason}");
+        output::note(format!("the earlier index of {name} was of no use and was made anew: {reason}"));
     }
     for damage in &published.skipped {
-        eprintln!("forebay: dataset {name} is served without a damaged shard: {damage}");
+        output::note(format!("dataset {name} is served without a damaged shard: {damage}"));
     }
     // A closed standard output must not end a server.
     let _ = io::Write::write_all(

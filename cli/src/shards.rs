@@ -1,14 +1,14 @@
 //! Datasets on this machine, named by their shards: which shards, and where their index is.
 
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::time::Instant;
+use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 use forebay_server::catalog::{self, Place, SourceFile};
 
 use crate::failure::Failure;
 use crate::progress::Progress;
-use crate::units::size;
+use crate::units::{size, span};
 
 /// What a user named by paths.
 #[derive(Debug)]
@@ -100,27 +100,29 @@ fn stem(path: &str) -> Option<String> {
 /// Shows how far an index is.
 pub struct Watch {
     what: String,
-    started: Instant,
+    /// When the first figure came, and what was done then: that was known already, and says nothing of the speed.
+    begun: OnceLock<(Instant, u64)>,
     progress: Mutex<Progress>,
 }
 
 impl Watch {
     pub fn new(what: impl Into<String>) -> Watch {
-        Watch { what: what.into(), started: Instant::now(), progress: Mutex::new(Progress::new()) }
+        Watch { what: what.into(), begun: OnceLock::new(), progress: Mutex::new(Progress::new()) }
     }
 
     pub fn build(&self, now: &catalog::Progress) {
-        let shards = format!(" in {} of {} shards", now.shards_done, now.shards_total);
+        let damaged = match now.damaged.len() {
+            0 => String::new(),
+            damaged => format!(" ({damaged} damaged)"),
+        };
+        let shards = format!(" in {} of {} shards{damaged}", now.shards_done, now.shards_total);
         self.show(now.bytes_done, now.bytes_total, &shards);
     }
 
     pub fn show(&self, done: u64, total: u64, more: &str) {
-        self.lock().show(|| {
-            let rate = done as f64 / self.started.elapsed().as_secs_f64();
-            let left = total.saturating_sub(done) as f64 / rate.max(1.0);
-            let (done, total, rate) = (size(done), size(total), rate / 1e9);
-            format!("{}: {done} of {total}{more}, {rate:.2} GB/s, {left:.0} s left", self.what)
-        });
+        let (begun, known) = *self.begun.get_or_init(|| (Instant::now(), done));
+        let speed = || speed(done.saturating_sub(known), total.saturating_sub(done), begun.elapsed());
+        self.lock().show(|| format!("{}: {} of {}{more}{}", self.what, size(done), size(total), speed()));
     }
 
     pub fn clear(&self) {
@@ -132,9 +134,29 @@ impl Watch {
     }
 }
 
+/// How fast it is, and how long that would take for what is left; nothing as long as nothing can be said.
+fn speed(done: u64, left: u64, elapsed: Duration) -> String {
+    let rate = done as f64 / elapsed.as_secs_f64();
+    if done == 0 || !rate.is_finite() {
+        return String::new();
+    }
+    format!(", {:.2} GB/s, {} left", rate / 1e9, span((left as f64 / rate) as u64))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::stem;
+    use std::time::Duration;
+
+    use super::{speed, stem};
+
+    /// What was known before is no part of the speed.
+    #[test]
+    fn speed_is_of_what_was_read() {
+        assert_eq!(speed(3_000_000_000, 9_000_000_000, Duration::from_secs(2)), ", 1.50 GB/s, 6 s left");
+        assert_eq!(speed(2 << 30, 115 << 40, Duration::from_secs(1)), ", 2.15 GB/s, 16 h 21 min left");
+        assert_eq!(speed(0, 5, Duration::from_secs(1)), "");
+        assert_eq!(speed(1, 5, Duration::ZERO), "");
+    }
 
     #[test]
     fn patterns_have_stems() {

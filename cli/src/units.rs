@@ -55,6 +55,15 @@ pub fn size(bytes: u64) -> String {
     format!("{value:.2} TiB")
 }
 
+/// A time for people who wait, in seconds: `45 s`, `12 min`, `16 h 5 min`.
+pub fn span(seconds: u64) -> String {
+    match (seconds / 3600, seconds / 60 % 60) {
+        (0, 0..2) => format!("{seconds} s"),
+        (0, minutes) => format!("{minutes} min"),
+        (hours, minutes) => format!("{hours} h {minutes} min"),
+    }
+}
+
 /// A count with its thousands set apart.
 pub fn count(n: u64) -> String {
     let digits = n.to_string();
@@ -98,5 +107,6 @@ mod tests {
         assert_eq!(size(1536), "1.5 KiB");
         assert_eq!(count(1_281_167), "1,281,167");
         assert_eq!(count(12), "12");
+        assert_eq!([45, 119, 120, 3599, 57_900].map(span), ["45 s", "119 s", "2 min", "59 min", "16 h 5 min"]);
     }
 }

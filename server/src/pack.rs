@@ -101,7 +101,7 @@ pub enum PackError {
     Csv { path: PathBuf, line: usize, why: &'static str },
     #[error("{path} changed while it was packed")]
     Changed { path: PathBuf },
-    #[error("{path} is there already")]
+    #[error("{path} is there already: pack into another folder, or remove what is in this one")]
     Exists { path: PathBuf },
     #[error("cannot read {path}: {source}")]
     Read { path: PathBuf, source: io::Error },

@@ -145,7 +145,7 @@ pub fn build(request: &BuildRequest, monitor: Monitor<'_>) -> Result<Built, Buil
         }
     };
     if let Some(why) = discarded.as_ref().or(why_not.as_ref()) {
-        tracing::warn!(dataset = request.name, index = %request.index.display(), why, "building the index again");
+        tracing::info!(dataset = request.name, index = %request.index.display(), why, "building the index again");
     }
     // Reading headers is done before it could be killed.
     let journal = match request.depth {
@@ -213,7 +213,8 @@ fn earlier(
     let index = match super::portable::open_index(place) {
         Ok(index) => index,
         Err(IndexError::Missing) => {
-            return Err(BuildError::Open { dataset, path, source: io::ErrorKind::NotFound.into() });
+            let source = io::Error::new(io::ErrorKind::NotFound, "there is no such file");
+            return Err(BuildError::Open { dataset, path, source });
         }
         Err(IndexError::Damaged(why)) => return Ok(Known::Some(None, Some(why))),
         Err(IndexError::Future(format)) => return Err(BuildError::Future { dataset, path, format }),

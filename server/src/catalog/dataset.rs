@@ -22,7 +22,7 @@ pub enum CatalogError {
     #[error("dataset {dataset} has {fields} fields: there is no field {field}")]
     NoSuchField { dataset: String, field: FieldId, fields: usize },
     /// The index file is damaged. The next build of the dataset knows it, and makes the index anew.
-    #[error("dataset {dataset}: {detail}")]
+    #[error("dataset {dataset}: {detail}; whoever opens it next makes it anew")]
     Damaged { dataset: String, detail: String },
 }
 

@@ -127,7 +127,7 @@ fn open_with(name: &str, index: &Place, place: impl Fn(&str) -> Result<Place, St
     let path = index.to_path();
     let fail = |source| BuildError::Open { dataset: name.to_owned(), path: path.clone(), source };
     let opened = open_index(index).map_err(|error| match error {
-        IndexError::Missing => fail(io::ErrorKind::NotFound.into()),
+        IndexError::Missing => fail(io::Error::new(io::ErrorKind::NotFound, "there is no such file")),
         IndexError::Io(source) => fail(source),
         IndexError::Future(format) => BuildError::Future { dataset: name.to_owned(), path: path.clone(), format },
         IndexError::Damaged(why) => fail(io::Error::other(why)),

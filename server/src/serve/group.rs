@@ -99,7 +99,7 @@ impl<'a> Group<'a> {
     fn look_up(&mut self) -> Result<bool, Stop> {
         let Some(ordinal) = self.ordinals.next() else { return Ok(false) };
         let found = self.reader.served.dataset.extents(ordinal, self.fields, &mut self.unplaced);
-        found.map_err(|error| Stop::Internal(error.to_string()))?;
+        found.map_err(|error| Stop::Damaged(error.to_string()))?;
         Ok(true)
     }
 

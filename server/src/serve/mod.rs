@@ -114,7 +114,7 @@ impl Service {
                     Stop::Gone => self.metrics.abandoned.one(),
                     Stop::Changed(_) => self.metrics.changed.one(),
                     Stop::Busy => self.metrics.busy.one(),
-                    Stop::Storage(_) | Stop::Internal(_) => self.metrics.failed.one(),
+                    Stop::Storage(_) | Stop::Internal(_) | Stop::Damaged(_) => self.metrics.failed.one(),
                 }
                 return;
             }
@@ -307,7 +307,8 @@ impl Service {
             }
             Stop::Internal(why) => tracing::error!(dataset = name, why, "cannot answer"),
             Stop::Storage(why) => tracing::warn!(dataset = name, why, "cannot answer"),
-            Stop::Busy | Stop::Gone => {}
+            // The catalog told of the damage, once.
+            Stop::Damaged(_) | Stop::Busy | Stop::Gone => {}
         }
         Err(match failed {
             Failed::Early(Stop::Gone, _) => Unanswered::Late(Stop::Gone),
@@ -317,6 +318,7 @@ impl Service {
                     Stop::Changed(why) => (Kind::DatasetChanged, why),
                     Stop::Storage(why) => (Kind::Storage, why),
                     Stop::Busy => (Kind::Busy, "no memory became free in time".to_owned()),
+                    Stop::Damaged(why) => (Kind::Damaged, why),
                     Stop::Internal(why) => (Kind::Internal, why),
                     Stop::Gone => (Kind::Internal, String::new()),
                 };

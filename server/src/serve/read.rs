@@ -21,7 +21,9 @@ pub(super) enum Stop {
     Storage(String),
     /// There was no memory in time.
     Busy,
-    /// The catalog or the store is out of order.
+    /// The index is damaged: no attempt will help.
+    Damaged(String),
+    /// The store is out of order.
     Internal(String),
     /// Nobody wants the answer any more.
     Gone,

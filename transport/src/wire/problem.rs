@@ -127,7 +127,7 @@ pub fn link_error(status: u16, retry_after: Option<&str>, body: &[u8]) -> LinkEr
             let seconds = retry_after.and_then(|value| value.trim().parse().ok());
             LinkError::Busy { retry_after: seconds.map(|seconds: u32| Duration::from_secs(seconds.into())) }
         }
-        (400..=499, _) => LinkError::Refused { status, detail },
+        (400..=499, _) | (500, Some(Kind::Damaged)) => LinkError::Refused { status, detail },
         (500..=599, _) => LinkError::Server { status, detail },
         // Nothing else is ever an answer to a fetch.
         _ => LinkError::Protocol(format!("an answer with status {status}")),
@@ -158,6 +158,7 @@ mod tests {
         assert_eq!(error(Kind::NotReady, Some("soon")), LinkError::Busy { retry_after: None });
         assert_eq!(link_error(429, None, b""), LinkError::Busy { retry_after: None });
         assert_eq!(error(Kind::TooLarge, None), LinkError::Refused { status: 413, detail: "shard 3".into() });
+        assert_eq!(error(Kind::Damaged, None), LinkError::Refused { status: 500, detail: "shard 3".into() });
         assert_eq!(error(Kind::Internal, None), LinkError::Server { status: 500, detail: "shard 3".into() });
         assert!(matches!(link_error(502, None, b"<html>"), LinkError::Server { status: 502, .. }));
         assert!(matches!(link_error(302, None, b""), LinkError::Protocol(_)));

@@ -36,8 +36,8 @@ pub enum BuildError {
     #[error("dataset {dataset}: cannot read its index {path}: {source}")]
     Open { dataset: String, path: PathBuf, source: io::Error },
     #[error(
-        "dataset {dataset}: its index {path} has format {format}, which a newer program wrote; use that one, or another state \
-         folder"
+        "dataset {dataset}: its index {path} has format {format}, which a newer program wrote: use that program, or \
+         keep the index elsewhere"
     )]
     Future { dataset: String, path: PathBuf, format: u32 },
     #[error("dataset {dataset}: cannot lock its index {path}: {error}")]

@@ -243,7 +243,8 @@ impl<'a> Work<'a> {
             }
             Err(shard::ReadError::Format(error, unread)) => {
                 let damage = Damage { shard: shard(), error };
-                tracing::warn!(dataset = self.request.name, %damage, "a damaged shard");
+                // Whoever asked for the build is told, and sees it in the progress meanwhile.
+                tracing::info!(dataset = self.request.name, %damage, "a damaged shard");
                 // It will not be read any further.
                 self.bytes_done.fetch_add(unread, Ordering::Relaxed);
                 self.shards_done.fetch_add(1, Ordering::Relaxed);

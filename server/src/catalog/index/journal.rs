@@ -106,7 +106,7 @@ impl Journal {
         match self.write(&entry) {
             Ok(()) => self.end += entry.len() as u64,
             Err(error) => {
-                tracing::warn!(journal = %self.path.display(), %error, "a killed build will have to begin anew");
+                tracing::warn!(journal = %self.path.display(), %error, "cannot note how far the build is: if it ends early, the next one reads again what is not noted");
                 self.broken = true;
             }
         }

@@ -44,7 +44,8 @@ impl BuildLock {
                 return Err(LockError::Held { holder: holder(&mut file) });
             }
             if !std::mem::replace(&mut told, true) {
-                tracing::info!(lock = %path.display(), holder = holder(&mut file), "waiting for another process's build");
+                let holder = holder(&mut file);
+                tracing::warn!(index = %path.with_extension("").display(), "process {holder} is building it: waiting for that");
             }
             std::thread::sleep(POLL);
         }
