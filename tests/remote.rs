@@ -1,18 +1,13 @@
-//! Shards on web servers: nginx, and one that behaves as badly as servers do.
+//! Shards on nginx: read and served as those on this machine are, with few requests, and without a byte written.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
 
-use forebay_server::catalog::{self, BuildError, BuildRequest, Dataset, Monitor, Place, ShardFile, SourceFile};
-use forebay_server::store::{Read, ReadError, RemoteConfig, RemoteStore, Store};
 use forebay_system::program::{self, Finished, PATIENCE, Running, Server};
 use forebay_system::scratch::Scratch;
 use forebay_system::tars::{self, Shards, Sizes};
-use forebay_system::web::{Nginx, Rude};
-use forebay_transport::pool::{Account, Slab, SlabConfig};
+use forebay_system::web::{Nginx, NginxOptions};
 
 const ORDER: [&str; 7] = ["--shuffle", "full", "--seed", "7", "--digest", "--json", "--memory=64MiB"];
 
@@ -34,11 +29,6 @@ fn run(cache: &Path, arguments: &[&str]) -> Finished {
 fn json(finished: &Finished) -> serde_json::Value {
     assert_eq!(finished.code, Some(0), "{}", finished.stderr);
     serde_json::from_slice(&finished.stdout).expect("JSON")
-}
-
-fn build(name: &str, sources: Vec<SourceFile>, index: &Path) -> Result<Dataset, BuildError> {
-    let monitor = Monitor { progress: &|_| {}, cancel: &AtomicBool::new(false) };
-    catalog::build(&BuildRequest::new(name, sources, index.to_owned()), monitor).map(|built| built.dataset)
 }
 
 #[test]
@@ -92,95 +82,158 @@ fn an_object_that_changes_under_a_server_stops_its_dataset() {
     assert!(finished.code == Some(1) && finished.stderr.contains("no such object"), "{}", finished.stderr);
 }
 
-/// The shard `a.tar` on the rude server, as it is indexed, and a store that is less patient than usual.
-struct World {
-    rude: Rude,
-    dataset: Dataset,
-    bytes: Vec<u8>,
-    slab: Slab,
-    scratch: Scratch,
-}
-
-impl World {
-    fn new(name: &str) -> World {
-        let scratch = Scratch::new(name);
-        let data = data(&scratch, 1, 20);
-        let bytes = fs::read(data.join("shard-000000.tar")).expect("there");
-        let rude = Rude::start(&data);
-        let sources = catalog::resolve(&rude.url("plain", "shard-000000.tar")).expect("a URL");
-        let dataset = build("d", sources, &scratch.join("d.fbi")).expect("indexed");
-        let slab = Slab::new(SlabConfig { capacity: 16 << 20, lock: false }).expect("memory");
-        World { rude, dataset, bytes, slab, scratch }
+#[test]
+fn an_index_on_the_web_server_is_used_as_it_lies() {
+    let scratch = Scratch::new("remote-index");
+    let (data, cache) = (data(&scratch, 3, 90), scratch.join("cache"));
+    let path = data.to_str().expect("UTF-8");
+    let expected = json(&run(&cache, &[&["read", path], &ORDER[..]].concat()));
+    let nginx = Nginx::with(scratch.path(), &scratch.join("nginx"), NginxOptions { log: true, tls: false });
+    // Made where the shards are, and one under a name that says nothing.
+    assert_eq!(run(&cache, &["index", path]).code, Some(0));
+    fs::copy(data.join("forebay.fbi"), data.join("index")).expect("copied");
+    // Names that are not as they stand in a URL.
+    let odd = scratch.join("odd");
+    fs::create_dir(&odd).expect("a folder");
+    for number in 0..3 {
+        let odd = odd.join(format!("a b%{number}.tar"));
+        let from = data.join(format!("shard-00000{number}.tar"));
+        fs::hard_link(from, odd).expect("linked");
     }
-
-    fn shard(&self, mode: &str) -> ShardFile {
-        let url = self.rude.url(mode, "shard-000000.tar");
-        ShardFile { place: Place::Object(url.into()), ..self.dataset.shard_files().remove(0) }
-    }
-
-    /// Reads these ranges from the shard, answered in the given mode, and compares them.
-    fn read(&self, mode: &str, patience: Duration, ranges: &[(usize, usize)]) -> Result<(), ReadError> {
-        let config = RemoteConfig { patience, ..RemoteConfig::default() };
-        let store = RemoteStore::new(vec![self.shard(mode)], config).expect("a URL");
-        let mut at = 0;
-        let reads = ranges.iter().map(|&(offset, len)| {
-            at += len;
-            Read { shard: 0, offset: offset as u64, len, at: at - len }
-        });
-        let reads: Vec<_> = reads.collect();
-        let lease = self.slab.try_lease(&Account::new("test", usize::MAX), at).expect("room");
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
-        let done = runtime.block_on(store.read(reads, lease));
-        done.result?;
-        for read in &done.reads {
-            let expected = &self.bytes[read.offset as usize..][..read.len];
-            assert!(done.lease[read.at..][..read.len] == *expected, "{mode}: other bytes at {}", read.offset);
+    assert_eq!(run(&cache, &["index", odd.to_str().expect("UTF-8"), "--output", path_in(&odd, "i.fbi")]).code, Some(0));
+    for way in ["data/", "data/*.tar", "data/index", "data/forebay.fbi", "odd/i.fbi", "odd/"] {
+        let before = nginx.requests().len();
+        let finished = run(&cache, &[&["read", &nginx.url(way)], &ORDER[..]].concat());
+        let found = json(&finished);
+        for figure in ["samples", "bytes", "set_digest"] {
+            assert_eq!(found[figure], expected[figure], "{figure} of {way}");
         }
-        Ok(())
+        // Shards of other names are another version, and a seed orders another version otherwise.
+        assert_eq!(found["order_digest"] == expected["order_digest"], way.starts_with("data"), "{way}");
+        assert_eq!(finished.stderr, "", "{way}");
+        let whole =
+            |(_, path, range): &&(String, String, String)| path.ends_with(".tar") && range.starts_with("bytes=0-");
+        let wholes = nginx.requests()[before..].iter().filter(whole).count();
+        assert!(wholes <= 3, "{way}: {wholes} requests from the start of a shard: only samples are read");
     }
+    // An index that fits no more is no reason to read what it does not know: one shard is read again.
+    let shard = data.join("shard-000001.tar");
+    let mut bytes = fs::read(&shard).expect("there");
+    bytes.extend_from_slice(&[0; 1024]);
+    fs::write(&shard, &bytes).expect("written");
+    let finished = run(&cache, &[&["read", &nginx.url("data/index")], &ORDER[..]].concat());
+    let said = format!("{:.1} MiB were read to index", bytes.len() as f64 / f64::from(1 << 20));
+    assert!(finished.code == Some(0) && finished.stderr.contains(&said), "{said}: {}", finished.stderr);
+    // What begins like an index and is none.
+    fs::write(data.join("index"), [&fs::read(data.join("forebay.fbi")).expect("there")[..5000], &[7; 100]].concat())
+        .expect("written");
+    let finished = run(&cache, &["read", &nginx.url("data/index")]);
+    assert!(finished.code == Some(2) && finished.stderr.contains("the index is damaged"), "{}", finished.stderr);
+}
+
+/// A path below a folder, as text that lives as long as the test.
+fn path_in(folder: &Path, name: &str) -> &'static str {
+    folder.join(name).into_os_string().into_string().expect("UTF-8").leak()
 }
 
 #[test]
-fn what_passes_is_tried_again() {
-    let world = World::new("remote-passing");
-    let patience = Duration::from_secs(20);
-    let scattered = [(0, 512), (900_000, 70_000), (400_000, 100), (1_300_000, 300_000), (5, 0)];
-    for mode in ["plain", "busy", "down", "cut", "drip", "stall"] {
-        world.read(mode, patience, &scattered).unwrap_or_else(|error| panic!("{mode}: {error}"));
-    }
-    // Indexing too, from where it was cut.
-    let cut = vec![SourceFile { name: "shard-000000.tar".into(), place: world.shard("cut").place }];
-    let again = build("d", cut, &world.scratch.join("cut.fbi")).expect("indexed");
-    assert_eq!(again.version(), world.dataset.version());
-}
-
-#[test]
-fn what_does_not_pass_fails_in_time_and_says_how_often_it_was_tried() {
-    let world = World::new("remote-failing");
-    let begun = Instant::now();
-    for (mode, part) in [("dead", "503"), ("later", "429"), ("denied", "403"), ("whole", "ignores Range")] {
-        let error = world.read(mode, Duration::from_secs(2), &[(1000, 5000)]).expect_err(mode).to_string();
-        assert!(error.contains(part) && error.contains("shard-000000.tar"), "{mode}: {error}");
-        let tried = error.split("attempts: ").nth(1).and_then(|rest| rest.split(',').next());
-        let tried: Option<u32> = tried.and_then(|tried| tried.parse().ok());
-        match mode {
-            "dead" => assert!(tried.is_some_and(|tried| (3..100).contains(&tried)), "{error}"),
-            "whole" => {}
-            _ => assert_eq!(tried, Some(1), "{error}"),
+fn certificates_are_checked() {
+    let scratch = Scratch::new("remote-tls");
+    let data = data(&scratch, 2, 60);
+    let expected = json(&run(&scratch.join("cache"), &[&["read", data.to_str().expect("UTF-8")], &ORDER[..]].concat()));
+    let nginx = Nginx::with(&data, &scratch.join("nginx"), NginxOptions { tls: true, log: false });
+    let url = nginx.url("*.tar");
+    let certificate = nginx.certificate.as_ref().expect("it speaks TLS");
+    let read = |trusted: bool| {
+        let mut command = Command::new(program::forebay());
+        command.args([&["read", &url], &ORDER[..]].concat()).env("XDG_CACHE_HOME", scratch.join("cache"));
+        if trusted {
+            command.env("SSL_CERT_FILE", certificate);
         }
-    }
-    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
-    // A server that cannot give parts is found out before anything is indexed.
-    let whole = vec![SourceFile { name: "a.tar".into(), place: world.shard("whole").place }];
-    let error = build("d", whole, &world.scratch.join("whole.fbi")).expect_err("no ranges").to_string();
-    assert!(error.contains("ignores Range"), "{error}");
+        Running::start(command).finish(PATIENCE)
+    };
+    let found = json(&read(true));
+    assert_eq!(found["order_digest"], expected["order_digest"]);
+    let finished = read(false);
+    assert!(finished.code == Some(2) && finished.stderr.contains("certificate"), "{}", finished.stderr);
+    let mut command = Command::new(program::forebay());
+    Server::arguments(&mut command, &[("d", &url)], &scratch.join("state"), &[]);
+    command.env("SSL_CERT_FILE", certificate);
+    let mut server = Server::watch(command);
+    server.running.line(PATIENCE, |line| line == "ready: d");
+    let served = json(&server.client("read", "d", &ORDER).finish(PATIENCE));
+    assert_eq!(served["order_digest"], expected["order_digest"]);
 }
 
 #[test]
-fn without_tags_and_times_the_size_is_what_tells() {
-    let world = World::new("remote-bare");
-    let sources = vec![SourceFile { name: "shard-000000.tar".into(), place: world.shard("bare").place }];
-    let bare = build("d", sources, &world.scratch.join("bare.fbi")).expect("indexed");
-    assert_eq!(bare.version(), world.dataset.version(), "the version is of bytes, not of where they lie");
-    assert!(matches!(world.read("bare", PATIENCE, &[(0, 10)]), Err(ReadError::Changed { .. })), "another identity");
+fn neighbours_are_asked_for_together() {
+    let scratch = Scratch::new("remote-requests");
+    let data = data(&scratch, 2, 400);
+    let nginx = Nginx::with(scratch.path(), &scratch.join("nginx"), NginxOptions { log: true, tls: false });
+    assert_eq!(run(&scratch.join("cache"), &["index", data.to_str().expect("UTF-8")]).code, Some(0));
+    let gets = |shards: &str, shuffle: &str| {
+        let before = nginx.requests().len();
+        let arguments = ["read", shards, "--shuffle", shuffle, "--batch-size=64", "--memory=128MiB", "--json"];
+        let found = json(&run(&scratch.join("cache"), &arguments));
+        assert_eq!(found["samples"], 400);
+        let requests = nginx.requests();
+        let gets = requests[before..].iter().filter(|(method, path, _)| method == "GET" && path.ends_with(".tar"));
+        (gets.count() as u64, found["bytes"].as_u64().expect("bytes"))
+    };
+    let (ordered, bytes) = gets(&nginx.url("data/"), "none");
+    // The loader asks for groups of about 1 MiB: each is one request, whatever samples and fields are in it.
+    assert!(ordered * 700_000 <= bytes, "{ordered} requests for {bytes} bytes in order");
+    let (shuffled, _) = gets(&nginx.url("data/"), "full");
+    assert!(shuffled <= 400, "{shuffled} requests: label and picture of a sample lie together");
+    // The server asks for as few.
+    let server = Server::start(&[("d", &nginx.url("data/"))], &scratch.join("state"), &[]);
+    let before = nginx.requests().len();
+    json(&server.client("read", "d", &["--shuffle", "none", "--json", "--memory=128MiB"]).finish(PATIENCE));
+    let served = (nginx.requests().len() - before) as u64;
+    assert!(served * 700_000 <= bytes, "{served} requests of the server for {bytes} bytes in order");
+}
+
+#[test]
+fn reading_opens_nothing_for_writing_and_stays_within_its_memory() {
+    let scratch = Scratch::new("remote-writes");
+    let data = data(&scratch, 4, 1600);
+    let nginx = Nginx::start(&data, &scratch.join("nginx"));
+    let trace = scratch.join("trace");
+    let mut command = Command::new("strace");
+    command.args(["-f", "-qq", "-s", "300", "-o"]).arg(&trace);
+    command
+        .args(["-e", "trace=open,openat,creat,mkdir,mkdirat,rename,renameat,renameat2,unlink,unlinkat,link,linkat,"]);
+    let calls = command.get_args().last().expect("just given").to_string_lossy().trim_end_matches(',').to_owned();
+    let mut command = Command::new("strace");
+    command
+        .args(["-f", "-qq", "-s", "300", "-o"])
+        .arg(&trace)
+        .args(["-e", &format!("{calls},symlink,symlinkat,memfd_create")]);
+    command.arg(program::forebay()).args(["read", &nginx.url("*.tar")]).args(ORDER).env("HOME", scratch.join("home"));
+    assert_eq!(Running::start(command).finish(PATIENCE).code, Some(0));
+    let text = fs::read_to_string(&trace).expect("a trace");
+    assert!(text.contains("memfd_create("), "the index is in memory");
+    let harmless = |line: &&str| {
+        let reads = line.contains("open") && !["O_WRONLY", "O_RDWR", "O_CREAT"].iter().any(|flag| line.contains(flag));
+        reads || line.contains("memfd_create(") || line.contains("= -1 ") || line.contains("\"/dev/null\"")
+    };
+    let written: Vec<&str> = text.lines().filter(|line| !line.contains("+++") && !harmless(line)).collect();
+    assert_eq!(written, [] as [&str; 0]);
+
+    // The most memory that it had: half of 64 MiB is the pool, a quarter requests; the rest is the program and the index.
+    let mut command = Command::new(program::forebay());
+    command.args(["read", &nginx.url("*.tar"), "--epochs", "3"]).args(ORDER).env("HOME", scratch.join("home"));
+    let mut running = Running::start(command);
+    let (status, mut most) = (format!("/proc/{}/status", running.id()), 0);
+    while running.ended().is_none() {
+        let line = |text: String| text.lines().find(|line| line.starts_with("VmHWM:")).map(str::to_owned);
+        let kib = fs::read_to_string(&status).ok().and_then(line);
+        let kib = kib.and_then(|line| line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()));
+        most = most.max(kib.unwrap_or(0));
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let bytes: u64 =
+        fs::read_dir(&data).expect("there").flatten().map(|file| file.metadata().expect("there").len()).sum();
+    assert!(bytes > 150 << 20, "{bytes} bytes are too few to tell");
+    assert!((20 << 10..128 << 10).contains(&most), "{most} KiB");
 }

@@ -40,7 +40,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Serve datasets from shards on this machine over HTTP/3
+    /// Serve datasets from shards on this machine, or in stores elsewhere, over HTTP/3
     Serve(Serve),
     /// List the datasets of a server, or describe one
     Ls(Ls),
@@ -104,7 +104,7 @@ pub struct Serve {
 
     /// An index made by `forebay index`, for shards it knows; for one of several datasets, say which
     /// [default: one that lies beside the shards, if there is one]
-    #[arg(long, value_name = "[NAME=]FILE", value_parser = parse_index)]
+    #[arg(long, value_name = "[NAME=]FILE|URL", value_parser = parse_index)]
     pub index: Vec<IndexArg>,
 
     /// Serve as soon as the headers of the shards are read, without checksums and under a provisional version (`hdr-…`),
@@ -195,14 +195,14 @@ pub struct TrustArgs {
     pub insecure: bool,
 }
 
-/// For shards on this machine.
+/// For shards that are read without a server.
 #[derive(Clone, Debug, Args)]
 pub struct LocalArgs {
-    /// With shards on this machine: an index made by `forebay index` [default: one that lies beside the shards, else one
-    /// that is kept in $XDG_CACHE_HOME/forebay]
-    #[arg(long, value_name = "FILE")]
+    /// With shards: an index made by `forebay index`, a file or a URL [default: one that lies beside the shards, else one
+    /// that is kept in $XDG_CACHE_HOME/forebay; of shards elsewhere, one in memory]
+    #[arg(long, value_name = "FILE|URL")]
     pub index: Option<PathBuf>,
-    /// With shards on this machine: leave damaged ones out. This makes another version of the dataset
+    /// With shards: leave damaged ones out. This makes another version of the dataset
     #[arg(long)]
     pub skip_damaged: bool,
     /// With shards on this machine that are not indexed: begin when their headers are read, without checksums; the rest
@@ -216,7 +216,7 @@ pub struct LocalArgs {
 
 #[derive(Debug, Args)]
 pub struct Ls {
-    /// `https://HOST:PORT`, or `https://HOST:PORT/DATASET` or shards on this machine to describe a dataset
+    /// `https://HOST:PORT`, or `https://HOST:PORT/DATASET` or shards to describe a dataset
     #[arg(value_name = "URL|SHARDS")]
     pub url: String,
     #[command(flatten)]
@@ -234,7 +234,7 @@ Examples:
   forebay get https://storage:4433/imagenet --sample 817 --field jpg > 817.jpg
   forebay get https://storage:4433/imagenet --key n01440764/img_817 --field cls")]
 pub struct Get {
-    /// `https://HOST:PORT/DATASET`, or shards on this machine
+    /// `https://HOST:PORT/DATASET`, or shards: see `forebay read --help`
     #[arg(value_name = "URL|SHARDS")]
     pub url: String,
     #[command(flatten)]
@@ -273,11 +273,14 @@ pub enum OnErrorArg {
 Examples:
   forebay read https://storage:4433/imagenet --epochs 1 --batch-size 512 --shuffle full --seed 7
   forebay read https://storage:4433/imagenet --rank 3 --world-size 8 --drop-last --json
+  forebay read s3://bucket/imagenet/ --shuffle full --seed 7
+  forebay read https://host/imagenet/forebay.fbi
   forebay read /data/imagenet --shuffle full --seed 7
 
-Nothing is written to disk, but for the index of shards on this machine. With --json the summary is one JSON object on standard output.")]
+Nothing is written to disk, but for the index of shards on this machine (of others it is in memory). With --json the summary is one JSON object on standard output.")]
 pub struct Read {
-    /// `https://HOST:PORT/DATASET`, or shards on this machine: a file, a folder, a pattern or a brace list
+    /// `https://HOST:PORT/DATASET`, or shards: a file, a folder, a pattern or a brace list on this machine, or a URL of
+    /// those (https://, s3://, az://, gs://), or the URL of an index or of a list of shards
     #[arg(value_name = "URL|SHARDS")]
     pub url: String,
     #[command(flatten)]
@@ -364,13 +367,14 @@ pub struct Demo {
 Examples:
   forebay index /data/imagenet
   forebay index '/data/imagenet-train-{000000..001281}.tar' --output /srv/indexes/imagenet-train.fbi
+  forebay index s3://bucket/imagenet/ --output imagenet.fbi
 
 The index lies beside the shards, where `serve` and `read` find it by themselves, or wherever --output says: then
 name it to them with --index. Shards are named in it relative to their folder, so that it serves any copy of the data
 whose files have the same sizes and times of last change (`cp -p`, `rsync -a`). An index that is there already is
 brought up to date: only shards that are new or changed are read. A build that was killed goes on where it was.")]
 pub struct Index {
-    /// Shards: files, folders, patterns or brace lists, as for `serve`
+    /// Shards: files, folders, patterns, brace lists or URLs, as for `serve`
     #[arg(required = true, value_name = "SHARDS")]
     pub paths: Vec<String>,
     /// Where to write it [default: beside the shards, named after what their names have in common, or `forebay.fbi`]
@@ -392,15 +396,16 @@ pub struct Index {
 Examples:
   forebay verify /data/imagenet
   forebay verify --index /data/imagenet/forebay.fbi --json
+  forebay verify s3://bucket/imagenet/ --index imagenet.fbi
 
-Every byte is read from the disk and compared with the checksums of the index, whatever the files' times say. What
+Every byte is read again, from the disk or from where the shards are, and compared with the checksums of the index, whatever the files' times say. What
 does not match is told by shard, sample, key, field and offset; the exit code is then 5.")]
 pub struct Verify {
     /// Shards, as for `serve` [default: those that the index names, in its folder]
     #[arg(value_name = "SHARDS", required_unless_present = "index")]
     pub paths: Vec<String>,
     /// The index to compare with [default: the one beside the shards, or the one that `read` made]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE|URL")]
     pub index: Option<PathBuf>,
     /// Threads that read shards [default: as many as there are processors]
     #[arg(long, value_name = "N")]

@@ -10,6 +10,10 @@ use crate::failure::Failure;
 use crate::local;
 
 impl TrustArgs {
+    fn is_given(&self) -> bool {
+        self.insecure || self.trust.is_some() || self.ca.is_some()
+    }
+
     pub fn trust(&self) -> Result<Trust, Failure> {
         // A flag beats the environment: clap reports a conflict only between flags.
         if self.insecure {
@@ -47,12 +51,15 @@ impl Place {
     }
 }
 
-/// Whether a URL is of shards. On web servers: what lies in a folder, is one, or cannot be a dataset's name.
+/// Whether a URL is of shards. On web servers: what lies in a folder, is one, or cannot be a dataset's name. Forebay's own
+/// servers speak TLS alone.
 fn names_shards(scheme: &str, rest: &str) -> bool {
     let path = rest.split_once('/').map_or("", |(_, path)| path);
     let deep = path.trim_end_matches('/').contains('/');
+    let file = [".tar", ".fbi"].iter().any(|end| path.ends_with(end));
     match scheme {
-        "http" | "https" => deep || path.ends_with(".tar") || path.contains(['*', '?', '[', '{']),
+        "http" => !path.is_empty(),
+        "https" => deep || file || path.contains(['*', '?', '[', '{']),
         _ => ["s3", "s3a", "az", "azure", "abfs", "abfss", "adl", "gs"].contains(&scheme),
     }
 }
@@ -88,10 +95,18 @@ pub fn dataset(
 ) -> Result<Dataset, Failure> {
     let url = match Place::parse(place)? {
         Place::Server(url) => url,
-        Place::Here(path) => return local::open(&path, local, disk, memory),
+        Place::Here(path) => {
+            if path.starts_with("https://") && trust.is_given() {
+                eprintln!(
+                    "warning: --trust, --ca and --insecure are for Forebay servers: web servers with shards are trusted as the \
+                     system does, or as $SSL_CERT_FILE says"
+                );
+            }
+            return local::open(&path, local, disk, memory);
+        }
     };
     if local.index.is_some() {
-        return Err(Failure::usage("--index is for shards on this machine: a server has its own"));
+        return Err(Failure::usage("--index is for shards: a server has its own"));
     }
     let Some(name) = &url.dataset else {
         return Err(Failure::usage(format!(
@@ -110,10 +125,19 @@ mod tests {
         for server in ["https://host", "https://host:4433/", "https://host/imagenet", "https://host/imagenet/"] {
             assert!(matches!(Place::parse(server), Ok(Place::Server(_))), "{server}");
         }
-        let shards = ["/data/*.tar", "https://host/a.tar", "https://host/data/index", "http://host/*", "s3://b/x/"];
+        let shards = [
+            "/data/*.tar",
+            "https://host/a.tar",
+            "https://host/data/index",
+            "https://host/a.fbi",
+            "http://host/*",
+            "s3://b/x/",
+        ];
         for shards in shards {
             assert!(matches!(Place::parse(shards), Ok(Place::Here(_))), "{shards}");
         }
-        assert!(Place::parse("ftp://host/a").is_err());
+        for neither in ["ftp://host/a", "http://host", "http://host/"] {
+            assert!(Place::parse(neither).is_err(), "{neither}");
+        }
     }
 }

@@ -65,7 +65,7 @@ pub fn open(path: &str, args: &LocalArgs, disk: Option<&DiskArgs>, memory: Optio
     }
     if elsewhere && published.bytes_read > 0 {
         eprintln!(
-            "forebay: {} were read to index {name}, in memory alone; `forebay index '{path}' --output FILE` makes an index that \
+            "forebay: {} were read to index {path}, in memory alone; `forebay index '{path}' --output FILE` makes an index that \
              is kept: name it with --index, or put it beside the shards",
             size(published.bytes_read)
         );

@@ -11,8 +11,16 @@
 /stall/NAME   half of what is asked for, then nothing more, to the first request for each range
 /bare/NAME    as it should, but without entity tags and times
 /denied/NAME  403
+/lame/NAME    the whole as it should; of parts a KiB at a time, 20 in a second
+/shift/NAME   half of what is asked for, then cuts; from the second request on it is another object, which it says
+/mute/NAME    the same, but whoever asks for the first object (If-Match) gets the other one, under its own tag
+/short/NAME   of each part half, and says so
+/long/NAME    more than what was asked for, under a length that fits what was asked for
+/wrong/NAME   another part than what was asked for, and says so
+/liar/NAME    says of the whole that it has 2^42 bytes more
+/grown/NAME   HEAD says that it has 2^42 bytes more
 
-Prints its port. HEAD is always answered as it should be.
+Prints its port. HEAD is answered as it should be, but as said above.
 """
 
 import email.utils
@@ -74,35 +82,52 @@ class Handler(BaseHTTPRequestHandler):
                 return self.refuse(429, Retry_After="1")
             if mode == "down" and self.times() < 2:
                 return self.refuse(503)
+        if body and mode in ("shift", "mute") and self.times() > 0:
+            data = bytes(byte ^ 1 for byte in data)
         tag = '"%s"' % hashlib.sha1(data).hexdigest()
-        if self.headers.get("If-Match", tag) != tag:
+        if mode != "mute" and self.headers.get("If-Match", tag) != tag:
             return self.refuse(412)
         begin, end = 0, len(data)
         part = self.headers.get("Range") if mode != "whole" else None
         if part:
             begin, last = part.removeprefix("bytes=").split("-")
             begin, end = int(begin), min(int(last) + 1, len(data))
+            if mode == "short":
+                end = (begin + end + 1) // 2
+            if mode == "wrong":
+                begin, end = begin + 512, end + 512
+            total = len(data) + (2**42 if mode == "liar" else 0)
             self.send_response(206)
-            self.send_header("Content-Range", "bytes %d-%d/%d" % (begin, end - 1, len(data)))
+            self.send_header("Content-Range", "bytes %d-%d/%d" % (begin, end - 1, total))
         else:
             self.send_response(200)
         if mode != "bare":
             self.send_header("ETag", tag)
             self.send_header("Last-Modified", email.utils.formatdate(changed, usegmt=True))
-        self.send_header("Content-Length", str(end - begin))
+        claimed = 2**42 if mode == "grown" and not body else 0
+        self.send_header("Content-Length", str(end - begin + claimed))
         self.end_headers()
         if body:
-            self.send(mode, data[begin:end])
+            whole = begin == 0 and end == len(data)
+            self.send("plain" if mode == "lame" and whole else mode, data[begin:end])
 
     def send(self, mode, data):
         half = (len(data) + 1) // 2
-        if mode == "cut" and len(data) > 1:
+        if mode in ("cut", "shift", "mute") and len(data) > 1:
             self.wfile.write(data[:half])
             self.close_connection = True
         elif mode == "stall" and self.times() < 1:
             self.wfile.write(data[:half])
             self.wfile.flush()
             time.sleep(60)
+            self.close_connection = True
+        elif mode == "lame":
+            for at in range(0, len(data), 1024):
+                self.wfile.write(data[at:at + 1024])
+                self.wfile.flush()
+                time.sleep(0.05)
+        elif mode == "long":
+            self.wfile.write(data + b"more" * 1000)
             self.close_connection = True
         elif mode == "drip":
             for at in range(0, len(data), 16384):
