@@ -146,3 +146,10 @@ fn names_that_are_not_text_are_refused() {
         assert!(matches!(place.resolve("d"), Err(SourceError::NotUtf8 { .. })));
     }
 }
+
+#[cfg(not(feature = "remote"))]
+#[test]
+fn urls_need_the_feature() {
+    let error = resolve("s3://bucket/a/").expect_err("refused").to_string();
+    assert!(error.contains("s3://bucket/a/") && error.contains("without the feature `remote`"), "{error}");
+}
