@@ -398,8 +398,8 @@ Examples:
   forebay verify --index /data/imagenet/forebay.fbi --json
   forebay verify s3://bucket/imagenet/ --index imagenet.fbi
 
-Every byte is read again, from the disk or from where the shards are, and compared with the checksums of the index, whatever the files' times say. What
-does not match is told by shard, sample, key, field and offset; the exit code is then 5.")]
+Every byte is read again, from the disk or from where the shards are, and compared with the checksums of the index,
+whatever the files' times say. What does not match is told by shard, sample, key, field and offset; the exit code is then 5.")]
 pub struct Verify {
     /// Shards, as for `serve` [default: those that the index names, in its folder]
     #[arg(value_name = "SHARDS", required_unless_present = "index")]
