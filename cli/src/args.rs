@@ -248,6 +248,9 @@ pub struct Get {
     /// The field; without it, a list of the sample's fields is printed
     #[arg(long, value_name = "NAME")]
     pub field: Option<String>,
+    /// All memory for data: the dataset's largest sample must fit into half of it
+    #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = parse_size)]
+    pub memory: u64,
     #[command(flatten)]
     pub trust: TrustArgs,
 }

@@ -8,7 +8,7 @@ use crate::table;
 use crate::units::count;
 
 pub fn run(args: &Get) -> Result<(), Failure> {
-    let dataset = connect::dataset(&args.url, &args.trust, (&args.local, None), None)?;
+    let dataset = connect::dataset(&args.url, &args.trust, (&args.local, None), Some(args.memory))?;
     let ordinal = match (&args.key, args.sample) {
         (Some(key), _) => dataset.ordinal(key)?,
         (None, Some(ordinal)) => ordinal,

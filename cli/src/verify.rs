@@ -59,7 +59,8 @@ pub fn run(args: &Verify) -> Result<(), Failure> {
     }
     match verified.found {
         0 => Ok(()),
-        found => Err(Failure::new(DAMAGED, format!("{found} places are not as they were indexed"))),
+        1 => Err(Failure::new(DAMAGED, "one place is not as it was indexed")),
+        found => Err(Failure::new(DAMAGED, format!("{} places are not as they were indexed", count(found)))),
     }
 }
 

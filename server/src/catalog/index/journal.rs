@@ -108,6 +108,8 @@ impl Journal {
             Err(error) => {
                 tracing::warn!(journal = %self.path.display(), %error, "cannot note how far the build is: if it ends early, the next one reads again what is not noted");
                 self.broken = true;
+                // Half an entry is of no use, and on a full disk its room is: to this index, or to another dataset's.
+                let _ = self.file.as_ref().map(|file| file.set_len(self.end));
             }
         }
     }
