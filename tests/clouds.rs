@@ -173,6 +173,7 @@ fn what_is_wrong_with_a_bucket_is_said() {
     let mut s3 = S3::start(&user.data, "bucket", "d/");
     let environment = s3.environment();
     let wrong = with(&environment, &[("AWS_SECRET_ACCESS_KEY", "wrong")]);
+    let nobody = [("AWS_ENDPOINT_URL", s3.endpoint.clone())];
     let nowhere = with(&environment, &[("AWS_ENDPOINT_URL", "http://127.0.0.1:9")]);
     for (environment, shards, part) in [
         (&environment, "s3://nosuch/d/", "NoSuchBucket"),
@@ -182,6 +183,8 @@ fn what_is_wrong_with_a_bucket_is_said() {
         (&wrong, "s3://bucket/d/", "SignatureDoesNotMatch"),
         (&wrong, "s3://bucket/d/shard-000000.tar", "403"),
         (&nowhere, "s3://bucket/d/", "refused"),
+        (&nobody.to_vec(), "s3://bucket/d/", "no credentials are in the environment"),
+        (&vec![], "az://container/d/", "AZURE_STORAGE_ACCOUNT_NAME"),
     ] {
         let finished = user.run(environment, &["ls", shards]);
         assert!(finished.code.is_some_and(|code| code == 1 || code == 2), "{shards}: {:?}", finished.code);

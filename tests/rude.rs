@@ -3,12 +3,13 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use forebay_server::catalog::{self, BuildError, BuildRequest, Dataset, Monitor, Place, ShardFile, SourceFile};
 use forebay_server::store::{Read, ReadError, RemoteConfig, RemoteStore, Store};
-use forebay_system::program::{PATIENCE, Server};
+use forebay_system::program::{self, Finished, PATIENCE, Running, Server};
 use forebay_system::scratch::Scratch;
 use forebay_system::tars::{self, Shards, Sizes};
 use forebay_system::web::{Nginx, Rude};
@@ -172,6 +173,49 @@ fn a_read_that_nobody_waits_for_ends_and_gives_its_lease_back() {
             .block_on(async { tokio::time::timeout(Duration::from_millis(300), store.read(vec![read], lease)).await });
         assert!(waited.is_err(), "the server has fallen silent");
     }
+}
+
+#[test]
+fn a_server_before_a_rude_one_has_all_samples() {
+    let scratch = Scratch::new("rude-served");
+    let data = data(&scratch, 1, 40);
+    let rude = Rude::start(&data);
+    let order = ["--shuffle", "full", "--seed", "7", "--digest", "--json", "--memory=128MiB"];
+    let read = |shards: &str, more: &[&str]| {
+        let mut command = Command::new(program::forebay());
+        command.args([&["read", shards], &order[..], more].concat()).env("XDG_CACHE_HOME", scratch.join("cache"));
+        Running::start(command).finish(PATIENCE)
+    };
+    let json = |finished: &Finished| -> serde_json::Value {
+        assert_eq!(finished.code, Some(0), "{}", finished.stderr);
+        serde_json::from_slice(&finished.stdout).expect("JSON")
+    };
+    let expected = json(&read(data.to_str().expect("UTF-8"), &[]));
+    let shards = ["busy", "down", "cut"].map(|mode| (mode, rude.url(mode, "shard-000000.tar")));
+    let datasets = shards.each_ref().map(|(mode, url)| (*mode, url.as_str()));
+    let server = Server::start(&datasets, &scratch.join("state"), &[]);
+    let running = datasets.map(|(mode, _)| (mode, server.client("read", mode, &order)));
+    for (mode, running) in running {
+        let served = json(&running.finish(PATIENCE));
+        assert_eq!(served["order_digest"], expected["order_digest"], "{mode}");
+    }
+    drop(server);
+
+    // What cannot be had ends the run, and says where and why; what is no use for Range, the server.
+    let index = scratch.join("d.fbi");
+    build("d", catalog::resolve(&rude.url("plain", "shard-000000.tar")).expect("a URL"), &index).expect("indexed");
+    let index = index.to_str().expect("UTF-8");
+    let denied = rude.url("denied", "shard-000000.tar");
+    let finished = read(&denied, &["--index", index]);
+    assert!(finished.code.is_some_and(|code| code > 0), "{:?}", finished.code);
+    assert!(finished.stderr.contains("403") && finished.stderr.contains("shard-000000.tar"), "{}", finished.stderr);
+    let server = Server::start(&[("d", &denied)], &scratch.join("denied"), &["--index", index]);
+    let finished = server.client("read", "d", &order).finish(PATIENCE);
+    assert!(finished.code.is_some_and(|code| code > 0) && !finished.stderr.is_empty(), "{}", finished.stderr);
+    let mut command = Command::new(program::forebay());
+    Server::arguments(&mut command, &[("d", &rude.url("whole", "shard-000000.tar"))], &scratch.join("whole"), &[]);
+    let finished = Running::start(command).finish(PATIENCE);
+    assert!(finished.code == Some(1) && finished.stderr.contains("ignores Range"), "{}", finished.stderr);
 }
 
 #[test]

@@ -116,7 +116,13 @@ fn connect(scheme: &str, root: &str) -> Result<Arc<dyn ObjectStore>, RemoteError
             return Err(RemoteError::Url { url: root.to_owned(), detail });
         }
     };
-    made.map_err(|error| RemoteError::Url { url: root.to_owned(), detail: error.to_string() })
+    made.map_err(|error| {
+        let detail = match error.to_string() {
+            text if text.contains("Account must be specified") => format!("{text}: set AZURE_STORAGE_ACCOUNT_NAME"),
+            text => text,
+        };
+        RemoteError::Url { url: root.to_owned(), detail }
+    })
 }
 
 /// What a server answered to one request: `object_store` keeps neither for those who call it.

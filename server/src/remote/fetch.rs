@@ -22,6 +22,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 const STALL: u32 = 3;
 /// After so many attempts without an answer of any kind nobody is taken to be there, when nothing was had from there yet.
 const UNHEARD: u32 = 3;
+/// What stands in the URLs at which the clouds' machines tell their credentials.
+const METADATA: [&str; 4] = ["/latest/api/token", "/latest/meta-data", "/computeMetadata/", "/metadata/identity"];
 /// How much of a server's complaint is passed on, in characters.
 const COMPLAINT: usize = 300;
 
@@ -164,6 +166,11 @@ fn complaint(error: &object_store::Error) -> String {
     let cause = cause.to_string();
     if !detail.contains(&cause) && cause.len() < COMPLAINT {
         detail = format!("{}: {cause}", detail.trim_end());
+    }
+    // Whoever has no credentials is told of the last place that was asked for some: say what that means.
+    if METADATA.iter().any(|part| detail.contains(part)) {
+        detail =
+            format!("no credentials are in the environment or in profile files, and this machine gives none: {detail}");
     }
     detail
 }

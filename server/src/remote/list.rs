@@ -120,9 +120,12 @@ fn prefix(whole: &Parts<'_>, folder: &str) -> Result<Vec<String>, RemoteError> {
 fn page(whole: &Parts<'_>, key: &str) -> Result<Vec<String>, RemoteError> {
     let url = format!("{}/{key}", whole.root);
     let page = Object { url: url.as_str().into(), store: folder(&url)?, path: Path::default() };
-    let bytes = wait(fetch::small(&page, PAGE, |_| false)).map_err(|error| RemoteError::Url {
-        url: url.clone(),
-        detail: format!("it cannot be listed, so name the shards by brace lists or a list: {}", inner(&error)),
+    let bytes = wait(fetch::small(&page, PAGE, |_| false)).map_err(|error| {
+        let detail = inner(&error);
+        // Most web servers show no folder unless they are told to.
+        let refused = matches!(error, RemoteError::Failed { missing: true, .. }) || detail.contains("403");
+        let instead = if refused { ", so name the shards by brace lists, an index or a list" } else { "" };
+        RemoteError::Url { url: url.clone(), detail: format!("it cannot be listed{instead}: {detail}") }
     })?;
     Ok(links(&String::from_utf8_lossy(&bytes)).map(|link| format!("{key}{link}")).collect())
 }

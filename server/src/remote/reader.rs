@@ -9,7 +9,7 @@ use super::{DEFAULT_PATIENCE, Fetching, RemoteError, Target, locate, runtime};
 use crate::catalog::ShardFile;
 
 /// Pieces that are read ahead. Each is what came off the connection at once: up to some hundred KiB.
-const AHEAD: usize = 8;
+const AHEAD: usize = 4;
 
 /// Reads one object while what was read before is worked on.
 #[derive(Debug)]
