@@ -77,7 +77,7 @@ check-loom: deps
 check-memory: deps
 	scripts/check-memory
 
-bench: build
+bench: build deps
 	@rm -rf target/bench
 	@for bench in $(BENCHES); do $(CARGO) bench $(FLAGS) -p forebay-system --bench $$bench; done
 	@scripts/bench-report target/bench > docs/BENCHMARKS.md
@@ -88,4 +88,4 @@ bench-smoke: deps
 
 clean:
 	$(CARGO) clean
-	rm -rf .venv .work .python-env.lock
+	rm -rf .venv .azurite .work .python-env.lock .azurite.lock
