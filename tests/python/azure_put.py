@@ -32,4 +32,4 @@ def put(path, query, headers, body):
 put(CONTAINER, {"restype": "container"}, {}, b"")
 for name in sorted(os.listdir(FOLDER)):
     with open(os.path.join(FOLDER, name), "rb") as file:
-        put(f"{CONTAINER}/{PREFIX}{name}", {}, {"x-ms-blob-type": "BlockBlob"}, file.read())
+        put(f"{CONTAINER}/{PREFIX}{urllib.parse.quote(name)}", {}, {"x-ms-blob-type": "BlockBlob"}, file.read())

@@ -93,7 +93,7 @@ fn below(whole: &Parts<'_>, folder: &str, pattern: Option<&glob::Pattern>) -> Re
         glob::MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
     let wanted = |key: &str| match pattern {
         Some(pattern) => pattern.matches_with(&if whole.is_http() { decoded(key) } else { key.to_owned() }, options),
-        None => key.ends_with(".tar") && !key[folder.len()..].split('/').any(|part| part.starts_with('.')),
+        None => is_shard(key, folder),
     };
     let mut keys = if whole.is_http() { page(whole, folder)? } else { prefix(whole, folder)? };
     keys.sort();
@@ -105,6 +105,12 @@ fn below(whole: &Parts<'_>, folder: &str, pattern: Option<&glob::Pattern>) -> Re
     let indexes = keys.iter().filter(|key| is_index(key)).cloned().collect();
     keys.retain(|key| wanted(key));
     Ok(Keys { shards: keys, indexes })
+}
+
+/// Whether this is a shard below a folder; hidden ones are none, nor is an object that stands for the folder itself.
+fn is_shard(key: &str, folder: &str) -> bool {
+    let below = key.strip_prefix(folder).filter(|name| name.ends_with(".tar"));
+    below.is_some_and(|name| !name.split('/').any(|part| part.starts_with('.')))
 }
 
 /// All objects with a prefix that ends in a slash, or is empty.
@@ -219,6 +225,22 @@ mod tests {
     fn names_are_encoded_as_they_are_decoded() {
         for name in ["a.tar", "d/b c.tar", "100%.tar", "é?#&.tar"] {
             assert_eq!(decoded(&encoded(name)), name);
+        }
+    }
+
+    #[test]
+    fn shards_lie_below_their_folder() {
+        for (key, folder, expected) in [
+            ("d/a.tar", "d/", true),
+            ("d/e/a.tar", "d/", true),
+            ("a.tar", "", true),
+            ("d/.a.tar", "d/", false),
+            ("d/.e/a.tar", "d/", false),
+            ("d/a.tgz", "d/", false),
+            // What consoles put there for an empty folder, without the slash at its end.
+            ("d.tar", "d.tar/", false),
+        ] {
+            assert_eq!(is_shard(key, folder), expected, "{key} in {folder}");
         }
     }
 
