@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use forebay_server::catalog::{self, BuildError, BuildRequest, Dataset, Monitor, Place, ShardFile, SourceFile};
 use forebay_server::store::{Read, ReadError, RemoteConfig, RemoteStore, Store};
-use forebay_system::program::{self, Finished, PATIENCE, Running, Server};
+use forebay_system::program::{self, PATIENCE, Running, Server};
 use forebay_system::scratch::Scratch;
 use forebay_system::tars::{self, Shards, Sizes};
 use forebay_system::web::{Nginx, Rude};
@@ -184,34 +184,37 @@ fn a_server_before_a_rude_one_has_all_samples() {
     let read = |shards: &str, more: &[&str]| {
         let mut command = Command::new(program::forebay());
         command.args([&["read", shards], &order[..], more].concat()).env("XDG_CACHE_HOME", scratch.join("cache"));
-        Running::start(command).finish(PATIENCE)
+        Running::start(command)
     };
-    let json = |finished: &Finished| -> serde_json::Value {
+    let json = |running: Running| -> serde_json::Value {
+        let finished = running.finish(PATIENCE);
         assert_eq!(finished.code, Some(0), "{}", finished.stderr);
         serde_json::from_slice(&finished.stdout).expect("JSON")
     };
-    let expected = json(&read(data.to_str().expect("UTF-8"), &[]));
+    // What cannot be had ends a run, after a while: it goes on beside the others.
+    let index = scratch.join("d.fbi");
+    build("d", catalog::resolve(&rude.url("plain", "shard-000000.tar")).expect("a URL"), &index).expect("indexed");
+    let index = index.to_str().expect("UTF-8");
+    let denied = rude.url("denied", "shard-000000.tar");
+    let refused = Server::start(&[("d", &denied)], &scratch.join("denied"), &["--index", index]);
+    let hopeless = [read(&denied, &["--index", index]), refused.client("read", "d", &order)];
+
+    let expected = json(read(data.to_str().expect("UTF-8"), &[]));
     let shards = ["busy", "down", "cut"].map(|mode| (mode, rude.url(mode, "shard-000000.tar")));
     let datasets = shards.each_ref().map(|(mode, url)| (*mode, url.as_str()));
     let server = Server::start(&datasets, &scratch.join("state"), &[]);
     let running = datasets.map(|(mode, _)| (mode, server.client("read", mode, &order)));
     for (mode, running) in running {
-        let served = json(&running.finish(PATIENCE));
-        assert_eq!(served["order_digest"], expected["order_digest"], "{mode}");
+        assert_eq!(json(running)["order_digest"], expected["order_digest"], "{mode}");
     }
-    drop(server);
 
-    // What cannot be had ends the run, and says where and why; what is no use for Range, the server.
-    let index = scratch.join("d.fbi");
-    build("d", catalog::resolve(&rude.url("plain", "shard-000000.tar")).expect("a URL"), &index).expect("indexed");
-    let index = index.to_str().expect("UTF-8");
-    let denied = rude.url("denied", "shard-000000.tar");
-    let finished = read(&denied, &["--index", index]);
-    assert!(finished.code.is_some_and(|code| code > 0), "{:?}", finished.code);
-    assert!(finished.stderr.contains("403") && finished.stderr.contains("shard-000000.tar"), "{}", finished.stderr);
-    let server = Server::start(&[("d", &denied)], &scratch.join("denied"), &["--index", index]);
-    let finished = server.client("read", "d", &order).finish(PATIENCE);
-    assert!(finished.code.is_some_and(|code| code > 0) && !finished.stderr.is_empty(), "{}", finished.stderr);
+    let [local, served] = hopeless.map(|running| running.finish(PATIENCE));
+    assert!(local.code.is_some_and(|code| code > 0) && local.stderr.contains("403"), "{}", local.stderr);
+    assert!(served.code.is_some_and(|code| code > 0), "{:?}", served.code);
+    for finished in [&local, &served] {
+        assert!(finished.stderr.contains("shard-000000.tar"), "{}", finished.stderr);
+    }
+    // What is no use for Range is no use for serving.
     let mut command = Command::new(program::forebay());
     Server::arguments(&mut command, &[("d", &rude.url("whole", "shard-000000.tar"))], &scratch.join("whole"), &[]);
     let finished = Running::start(command).finish(PATIENCE);
