@@ -30,6 +30,10 @@ fn an_epoch_goes_on_while_the_version_becomes_final() {
     let reading = server.client("read", "d", &endless);
     server.running.line(PATIENCE, |line| line == "ready: d");
     let settled = version(&server);
+    // Whoever watches a log sees how far it is, how fast it goes and how long that takes.
+    let told = server.running.stderr();
+    let line = told.lines().find(|line| line.contains("reading the content of d")).unwrap_or_else(|| panic!("{told}"));
+    assert!(line.contains(" of 4 shards") && line.contains("0.00 GB/s") && line.ends_with(" s left"), "{line}");
     assert!(settled.starts_with("b3-"), "{settled}");
     std::thread::sleep(Duration::from_millis(500));
     reading.signal("INT");

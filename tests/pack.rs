@@ -160,3 +160,19 @@ fn labels_come_from_a_table() {
     let twice = program::run(["pack", from, scratch.join("y").to_str().expect("UTF-8")]);
     assert_eq!((twice.code, twice.stderr.contains("second field \"json\"")), (Some(2), true), "{}", twice.stderr);
 }
+
+/// From a folder of files to a server in two commands: the second is printed by the first.
+#[test]
+fn what_pack_prints_serves() {
+    let scratch = Scratch::new("pack-serve");
+    photos(&scratch.join("photos"));
+    let out = scratch.join("my shards!");
+    let (from, to) = (scratch.join("photos"), out.to_str().expect("UTF-8"));
+    let packed = program::run(["pack", from.to_str().expect("UTF-8"), to, "--labels", "folders"]);
+    assert_eq!(packed.code, Some(0), "{}", packed.stderr);
+    assert!(packed.text().contains(&format!("forebay serve myshards={to}\n")), "{}", packed.text());
+    let server = program::Server::start(&[("myshards", to)], &scratch.join("state"), &[]);
+    let read = server.client("read", "myshards", &["--json"]).finish(program::PATIENCE);
+    let read: serde_json::Value = serde_json::from_slice(&read.stdout).expect("JSON");
+    assert_eq!((&read["samples"], &read["unverified_fields"]), (&6.into(), &0.into()));
+}

@@ -151,8 +151,7 @@ fn size(figures: &Figures, smoke: bool) {
         ("server, client and dataset", small.served, large.served),
     ] {
         let growth = (large as f64 / small as f64 - 1.0) * 100.0;
-        let more = json!({ "heap_few": small, "heap_many": large, "few": few, "many": many });
-        figures.note(&format!("heap growth from 10^5 to 10^7 samples: {what}"), growth, "%", more);
+        figures.note(&format!("heap growth from 10^5 to 10^7 samples: {what}"), growth, "%", json!({}));
         figures.note(&format!("heap at 10^7 samples: {what}"), large as f64 / 1024.0, "KiB", json!({}));
     }
     figures.note("opening 10^7 samples, warm", large.opening.as_secs_f64() * 1e3, "ms", json!({}));

@@ -422,6 +422,7 @@ pub struct Verify {
 #[command(after_help = "\
 Examples:
   forebay pack photos/ shards/ --labels folders
+  forebay serve photos=shards/
   forebay pack photos/ shards/ --labels labels.csv --shuffle --seed 7 --samples-per-shard 10000
 
 Files with the same path up to the extension become one sample: `cats/7.jpg` and `cats/7.json` are fields jpg and json of

@@ -1,6 +1,6 @@
 //! `forebay pack`: a folder of files becomes shards.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
@@ -63,6 +63,14 @@ pub fn run(args: &Pack) -> Result<(), Failure> {
         text.push_str(&format!("left out  {} files without an extension\n", count(packed.passed_over)));
     }
     let out = args.out.display();
-    text.push_str(&format!("\n  forebay read {out}\n  forebay serve NAME={out}\n"));
+    text.push_str(&format!("\n  forebay read {out}\n  forebay serve {}={out}\n", name(&args.out)));
     output::text(&text)
+}
+
+/// A dataset's name for shards in this folder: the folder's, as far as that can be one.
+fn name(out: &Path) -> String {
+    let path = std::path::absolute(out).unwrap_or_else(|_| out.to_owned());
+    let folder = path.file_name().unwrap_or_default().to_string_lossy();
+    let plain: String = folder.chars().filter(|c| c.is_ascii_alphanumeric() || "-_".contains(*c)).collect();
+    if plain.is_empty() { "packed".to_owned() } else { plain.chars().take(64).collect() }
 }
