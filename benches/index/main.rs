@@ -1,4 +1,9 @@
 //! Indexing against reading with the same sums and nothing else, and what a dataset of ten million samples costs.
+//!
+//! Indexing: before each pass the files are dropped from the page cache (`POSIX_FADV_DONTNEED` after a sync), and the bytes that
+//! then come from the disk are counted (`/proc/self/io`): less than all of them would be no cold run. Ratios are of
+//! neighbouring passes. Heap: what the allocator has given out, so neither the pools nor the mapped index; see
+//! `forebay_system::scale`.
 
 use std::fs::File;
 use std::io::Read;
