@@ -195,13 +195,13 @@ impl Link for LocalLink {
 
 /// One operation, from its submission to its completion.
 async fn read(registry: &Registry, fetch: Fetch, cancelled: &AtomicBool) -> Completion {
-    let Fetch { tag, dataset, version, ordinals, fields, lease, .. } = fetch;
+    let Fetch { tag, dataset, version, ordinals, fields, lease, entries, .. } = fetch;
     let capacity = lease.len() as u64;
     let prepared = served(registry, &dataset, version).and_then(|served| {
         if cancelled.load(Ordering::Relaxed) {
             return Err(LinkError::Cancelled);
         }
-        let group = Group::place(&served, &ordinals, &fields, capacity)?;
+        let group = Group::place(&served, &ordinals, &fields, capacity, entries)?;
         Ok((served, group))
     });
     let (lease, result) = match prepared {
@@ -239,13 +239,16 @@ struct Group {
 }
 
 impl Group {
-    fn place(served: &Served, ordinals: &[u64], fields: &[u16], capacity: u64) -> Result<Group, LinkError> {
+    fn place(
+        served: &Served,
+        ordinals: &[u64],
+        fields: &[u16],
+        capacity: u64,
+        mut entries: Vec<Entry>,
+    ) -> Result<Group, LinkError> {
+        entries.clear();
         let count = ordinals.len() * fields.len();
-        let mut group = Group {
-            entries: Vec::with_capacity(count),
-            reads: Vec::with_capacity(count),
-            owners: Vec::with_capacity(count),
-        };
+        let mut group = Group { entries, reads: Vec::with_capacity(count), owners: Vec::with_capacity(count) };
         let mut placer = Placer::new(capacity, ALIGN);
         let mut extents = Vec::with_capacity(fields.len());
         let (mut lens, mut offsets) = (Vec::with_capacity(fields.len()), Vec::with_capacity(fields.len()));

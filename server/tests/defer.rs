@@ -61,6 +61,7 @@ fn read(fabric: &LocalFabric, version: Version) -> Result<Vec<Read>, LinkError> 
         ordinals: (0..10).collect(),
         fields: [0, 1].into(),
         lease: slab.try_lease(&account, 1 << 19).expect("free"),
+        entries: Vec::new(),
         deadline: Duration::from_secs(10),
     };
     link.submit(fetch).expect("room");

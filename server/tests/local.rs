@@ -144,6 +144,7 @@ fn one(world: &mut World, ordinals: &[u64]) -> Completion {
         ordinals: ordinals.to_vec(),
         fields: (0..world.known.content.fields).collect(),
         lease: slab.try_lease(&account, 2 << 20).expect("free"),
+        entries: Vec::new(),
         deadline: Duration::from_secs(10),
     };
     link.submit(fetch).expect("room");

@@ -80,6 +80,8 @@ pub struct Fetch {
     pub fields: Arc<[FieldId]>,
     /// Where the bytes go. Its length is the capacity told to the server.
     pub lease: Lease,
+    /// Empty: memory for the entries of the answer, which a completion hands back in them. It may be of no capacity.
+    pub entries: Vec<Entry>,
     /// How long the operation may go without progress before it completes with [`LinkError::Deadline`].
     /// Progress of the link as a whole counts, so that a large sample, or a queue on a thin wire, is no failure.
     pub deadline: Duration,

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Weak;
 use std::time::Duration;
 
-use forebay_transport::link::{Completion, Fetch, LinkError, LinkStats, Tag};
+use forebay_transport::link::{Completion, Entry, Fetch, LinkError, LinkStats, Tag};
 use forebay_transport::pool::{Account, Lease, Slab};
 
 use super::batch::Table;
@@ -117,6 +117,7 @@ pub struct Machine {
     pub(super) delivered: Vec<Weak<Table>>,
     pub(super) spare_segments: Vec<Segment>,
     pub(super) spare_ordinals: Vec<Vec<u64>>,
+    pub(super) spare_entries: Vec<Vec<Entry>>,
 }
 
 impl Machine {
@@ -161,6 +162,7 @@ impl Machine {
             delivered: Vec::new(),
             spare_segments: Vec::new(),
             spare_ordinals: Vec::new(),
+            spare_entries: Vec::new(),
             stats: LoaderStats::default(),
             source,
             plan,
@@ -378,9 +380,11 @@ impl Machine {
         }
         let Some(at) = self.find(&op) else { return };
         match result {
-            Ok(entries) if entries.len() == op.count * self.source.fields.len() => {
+            Ok(mut entries) if entries.len() == op.count * self.source.fields.len() => {
                 self.stats.latency.record(self.now.saturating_sub(op.submitted));
                 self.arrived(at, &op, &entries, lease);
+                entries.clear();
+                self.spare_entries.push(entries);
             }
             Ok(entries) => {
                 let reason = Reason::Entries { got: entries.len(), wanted: op.count * self.source.fields.len() };

@@ -127,6 +127,7 @@ impl Machine {
         self.next_tag += 1;
         let bytes = self.framed(lease.len() as u64);
         let mut ordinals = self.spare_ordinals.pop().unwrap_or_default();
+        let entries = self.spare_entries.pop().unwrap_or_default();
         let segment = &mut self.ahead[at];
         for slot in run.first..run.first + run.count {
             ordinals.push(segment.slots[slot].ordinal);
@@ -152,7 +153,7 @@ impl Machine {
         self.unflushed = true;
         let (dataset, fields) = (self.source.dataset.clone(), self.source.fields.clone());
         let (version, deadline) = (self.source.version, self.config.deadline);
-        out.push(Action::Submit(Fetch { tag, dataset, version, ordinals, fields, lease, deadline }));
+        out.push(Action::Submit(Fetch { tag, dataset, version, ordinals, fields, lease, entries, deadline }));
     }
 
     /// An operation's answer for its samples.

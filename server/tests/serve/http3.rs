@@ -39,6 +39,7 @@ fn fetches(world: &World, slab: &Slab, account: &Account) -> Vec<Fetch> {
         ordinals: (first..served.dataset.samples()).step_by(8).collect(),
         fields: fields.clone(),
         lease: slab.try_lease(account, 1 << 20).unwrap(),
+        entries: Vec::new(),
         deadline: Duration::from_secs(10),
     };
     (0..8).map(fetch).collect()
@@ -104,6 +105,7 @@ fn fetches_like(fetches: &[Fetch], slab: &Slab, account: &Account) -> Vec<Fetch>
         ordinals: fetch.ordinals.clone(),
         fields: fetch.fields.clone(),
         lease: slab.try_lease(account, 1 << 20).unwrap(),
+        entries: Vec::new(),
         deadline: fetch.deadline,
     };
     fetches.iter().map(like).collect()

@@ -85,6 +85,7 @@ impl<'a> Bench<'a> {
             ordinals: ordinals.into_iter().collect(),
             fields: self.fields(),
             lease: self.slab.try_lease(&self.account, capacity).expect("the slab is large enough"),
+            entries: Vec::new(),
             deadline: Duration::from_secs(20),
         }
     }

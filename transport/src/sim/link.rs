@@ -110,6 +110,7 @@ struct SimOp {
 struct SimFetch {
     ordinals: Vec<u64>,
     fields: Arc<[crate::link::FieldId]>,
+    entries: Vec<Entry>,
 }
 
 /// A link to a simulated server that has [`Content`].
@@ -239,7 +240,7 @@ impl SimLink {
     }
 
     fn complete(&mut self, tag: Tag, op: SimOp) -> Completion {
-        let SimOp { fetch, memory, error, truncated, stingy, .. } = op;
+        let SimOp { mut fetch, memory, error, truncated, stingy, .. } = op;
         let (mut lease, late) = match memory {
             Memory::Lease(lease) => (lease, false),
             Memory::Late(quarantined) => (quarantined.release(), true),
@@ -250,13 +251,13 @@ impl SimLink {
         }
         let result = match error {
             Some(error) => Err(error),
-            None => Ok(self.answer(&fetch, &mut lease, truncated, stingy)),
+            None => Ok(self.answer(&mut fetch, &mut lease, truncated, stingy)),
         };
         Completion { tag, lease, ordinals: fetch.ordinals, result }
     }
 
     /// The server's answer to a group, its bytes written to the lease.
-    fn answer(&mut self, fetch: &SimFetch, lease: &mut Lease, truncated: bool, stingy: bool) -> Vec<Entry> {
+    fn answer(&mut self, fetch: &mut SimFetch, lease: &mut Lease, truncated: bool, stingy: bool) -> Vec<Entry> {
         let alone = fetch.ordinals.len() == 1;
         let mut capacity = lease.len() as u64;
         if !alone {
@@ -269,7 +270,7 @@ impl SimLink {
             capacity = 0;
         }
         let mut placer = Placer::new(capacity, ALIGN);
-        let mut entries = Vec::with_capacity(fetch.ordinals.len() * fetch.fields.len());
+        let mut entries = std::mem::take(&mut fetch.entries);
         let (mut lens, mut offsets) = (Vec::new(), Vec::new());
         for &ordinal in &fetch.ordinals {
             lens.clear();
@@ -325,7 +326,7 @@ impl Link for SimLink {
             return Err(fetch);
         }
         let now = self.clock.now();
-        let Fetch { tag, dataset, version, ordinals, fields, lease, deadline } = fetch;
+        let Fetch { tag, dataset, version, ordinals, fields, lease, entries, deadline } = fetch;
         assert!(!ordinals.is_empty() && !fields.is_empty() && !self.ops.contains_key(&tag), "a malformed fetch");
         let changed = self.config.faults.change_at.is_some_and(|at| at <= now);
         let error = if dataset != self.content.dataset {
@@ -336,7 +337,7 @@ impl Link for SimLink {
             LinkError::Refused { status: 400, detail: "no such sample".into() }
         } else {
             let op = SimOp {
-                fetch: SimFetch { ordinals, fields },
+                fetch: SimFetch { ordinals, fields, entries },
                 memory: Memory::Lease(lease),
                 at: now.saturating_add(deadline),
                 error: Some(LinkError::Deadline(deadline)),
@@ -347,7 +348,7 @@ impl Link for SimLink {
             self.unflushed.push(tag);
             return Ok(());
         };
-        let (fetch, memory) = (SimFetch { ordinals, fields }, Memory::Lease(lease));
+        let (fetch, memory) = (SimFetch { ordinals, fields, entries }, Memory::Lease(lease));
         let at = now + self.config.latency;
         self.ops.insert(tag, SimOp { fetch, memory, at, error: Some(error), truncated: false, stingy: false });
         Ok(())

@@ -64,10 +64,16 @@ impl AnswerDecoder {
     /// A decoder for the answer to a request of `entries` entries (ordinals times fields) into a lease of `capacity`
     /// bytes.
     pub fn new(entries: usize, capacity: u64) -> AnswerDecoder {
-        let unanswered = Entry { status: Status::Absent, offset: 0, len: 0, crc: None };
+        AnswerDecoder::new_in(Vec::new(), entries, capacity)
+    }
+
+    /// The same, which keeps what it learns in `memory`, whatever that holds.
+    pub fn new_in(mut memory: Vec<Entry>, entries: usize, capacity: u64) -> AnswerDecoder {
+        memory.clear();
+        memory.resize(entries, Entry { status: Status::Absent, offset: 0, len: 0, crc: None });
         AnswerDecoder {
             capacity,
-            entries: vec![unanswered; entries],
+            entries: memory,
             seen: vec![0; entries.div_ceil(64)],
             answered: 0,
             payload: 0,

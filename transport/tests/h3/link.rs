@@ -197,6 +197,7 @@ impl Bench {
             ordinals,
             fields: (0..self.content.fields).collect(),
             lease: self.slab.try_lease(&self.account, lease).unwrap(),
+            entries: Vec::new(),
             deadline: Duration::from_secs(10),
         }
     }

@@ -146,6 +146,7 @@ struct Operation {
     lease: Option<Lease>,
     capacity: u64,
     ordinals: Vec<u64>,
+    entries: Vec<Entry>,
     done: mpsc::UnboundedSender<Completion>,
     shared: Arc<Shared>,
     request: Asked,
@@ -161,22 +162,23 @@ struct Asked {
 
 impl Operation {
     fn new(fetch: Fetch, shared: Arc<Shared>, done: mpsc::UnboundedSender<Completion>) -> Operation {
-        let Fetch { tag, dataset, version, ordinals, fields, lease, deadline } = fetch;
+        let Fetch { tag, dataset, version, ordinals, fields, lease, entries, deadline } = fetch;
         let capacity = lease.len() as u64;
         shared.capacity.fetch_add(capacity, Ordering::Relaxed);
         let request = Asked { dataset, version, fields, deadline };
-        Operation { tag, lease: Some(lease), capacity, ordinals, done, shared, request }
+        Operation { tag, lease: Some(lease), capacity, ordinals, entries, done, shared, request }
     }
 
     async fn run(mut self, connection: Connection, cancelled: oneshot::Receiver<()>) {
-        let Operation { lease, shared, request, ordinals, .. } = &mut self;
+        let Operation { lease, shared, request, ordinals, entries, .. } = &mut self;
         let Some(lease) = lease else { return };
+        let entries = std::mem::take(entries);
         let mine = Mine { last: AtomicU64::new(0), bytes: AtomicU64::new(shared.bytes.load(Ordering::Relaxed)) };
         mine.last.store(shared.base.elapsed().as_nanos() as u64, Ordering::Relaxed);
         // Whichever ends first, the others are dropped with it: nothing writes to the lease after that.
         let result = tokio::select! {
             biased;
-            result = request.fetch(&connection, ordinals, lease, shared, &mine) => result,
+            result = request.fetch(&connection, ordinals, lease, entries, (shared, &mine)) => result,
             _ = cancelled => Err(LinkError::Cancelled),
             () = stalled(shared, &mine, request.deadline) => Err(LinkError::Deadline(request.deadline)),
         };
@@ -237,8 +239,8 @@ impl Asked {
         connection: &Connection,
         ordinals: &[u64],
         lease: &mut Lease,
-        shared: &Shared,
-        mine: &Mine,
+        entries: Vec<Entry>,
+        (shared, mine): (&Shared, &Mine),
     ) -> Result<Vec<Entry>, LinkError> {
         let capacity = lease.len() as u64;
         let mut body = BytesMut::new();
@@ -254,7 +256,7 @@ impl Asked {
         if head.status() != StatusCode::OK {
             return Err(refusal(connection, &head, &mut recv).await);
         }
-        let mut decoder = AnswerDecoder::new(ordinals.len() * self.fields.len(), capacity);
+        let mut decoder = AnswerDecoder::new_in(entries, ordinals.len() * self.fields.len(), capacity);
         let target = lease.as_mut_slice();
         // What came since progress was last noted. That is done before waiting, not for each packet: it takes locked
         // instructions, which wait until all that was copied has reached the cache.
