@@ -66,8 +66,11 @@ deny:
 		echo "!! SKIPPED: licences, bans and sources of dependencies: cargo-deny is not installed (cargo install --locked cargo-deny)"; \
 	fi
 
-# Without the features that are on by default, as on machines whose kernels have no io_uring.
+# Without the features that are on by default, as on machines whose kernels have no io_uring, and with no headers of rdma-core.
 check-features: python-env
+	@if $(CARGO) tree $(FLAGS) --workspace --exclude forebay-system --no-default-features --prefix none | grep rdma-sys; then \
+		echo "rdma-sys is built although its feature is off"; exit 1; \
+	fi
 	FOREBAY_SEEDS=300 $(CARGO) test $(FLAGS) --no-default-features --no-fail-fast \
 		-p forebay-transport -p forebay-server -p forebay-client -p forebay
 
