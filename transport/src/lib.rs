@@ -9,6 +9,7 @@
 //! | [`wire`] | the bytes of requests and answers, and the JSON of descriptions (pure) | sockets |
 //! | [`place`] | where a group's entries lie in a lease (pure) | I/O |
 //! | [`h3`] | HTTP/3 over QUIC: both ends of the fabric, TLS | samples' meaning, catalogs |
+//! | [`rdma`] | samples by RDMA: what both ends say to each other | samples' meaning, catalogs |
 //! | `uring` | reads from files into leases by io_uring (feature `uring`, on Linux) | what is in the files |
 //! | [`sim`] | a seeded simulated link under virtual time, and a delay line for real sockets | |
 
@@ -18,6 +19,7 @@ pub mod h3;
 pub mod link;
 pub mod place;
 pub mod pool;
+pub mod rdma;
 pub mod sim;
 #[cfg(all(feature = "uring", target_os = "linux"))]
 pub mod uring;

@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use bytes::{BufMut, BytesMut};
 use forebay_transport::link::{Entry, Failure, Status, Version};
+use forebay_transport::rdma::frame::{CONTROL_SLOT, Frame, Head, Op, Target, fill_echo};
+use forebay_transport::rdma::hello::{Hello, Reason, Rejection, Ticket, Welcome};
+use forebay_transport::rdma::table;
 use forebay_transport::wire::answer::AnswerEncoder;
 use forebay_transport::wire::{AnswerDecoder, FetchBody, FetchRequest, MAX_ORDINAL, problem};
 
@@ -88,4 +91,70 @@ fn a_problem_is_written_as_ever() {
     let problem = problem::Kind::DatasetChanged.problem("shard a/000.tar changed on disk");
     assert_eq!(serde_json::to_string(&problem).unwrap(), kept.trim());
     assert_eq!(problem::parse(412, kept.as_bytes()), problem);
+}
+
+fn frame(op: Op, slot: u16, generation: u32, sizes: (u64, u64)) -> Head {
+    let lease = Target { address: 0x7f00_0000_1000, key: 0x1071, capacity: sizes.0 };
+    let table = Target { address: 0x7f00_1000_0000, key: 0xb35, capacity: sizes.1 };
+    Head { op, slot, generation, lease, table }
+}
+
+#[test]
+fn frames_over_rdma_are_written_and_read_as_ever() {
+    let mut body = BytesMut::new();
+    let (version, remaining) = (Version(std::array::from_fn(|at| at as u8)), Duration::from_secs(30));
+    let request = FetchRequest { version, capacity: 1 << 20, remaining, fields: &[2], ordinals: &[5, 6] };
+    request.encode(&mut body).unwrap();
+    let nonce = 77u64.to_le_bytes();
+    let fetch = Frame { head: frame(Op::Fetch, 3, 0x0102_0304, (1 << 20, 64 << 10)), body: &body };
+    let echo = Frame { head: frame(Op::Echo, CONTROL_SLOT, 1, (64, 4 << 10)), body: &nonce };
+    for (frame, name) in [(fetch, "rdma-fetch.hex"), (echo, "rdma-echo.hex")] {
+        let (mut out, kept) = ([0; 4096], golden(name));
+        let len = frame.encode(&mut out).unwrap();
+        assert_eq!(out[..len], kept, "{name}");
+        assert_eq!(Frame::decode(&kept), Ok(frame));
+    }
+    let mut echoed = [0; 12];
+    fill_echo(77, &mut echoed);
+    assert_eq!(echoed, [0x81, 0xf0, 0x1f, 0x7c, 0xe0, 0xcb, 0x58, 0x62, 0x54, 0x9e, 0x96, 0x3a]);
+}
+
+#[test]
+fn tables_over_rdma_are_written_and_read_as_ever() {
+    let head = table::Head { slot: 3, generation: 0x0102_0304 };
+    let entry = |status, offset, len, crc| Entry { status, offset, len, crc };
+    let entries = [
+        entry(Status::Ok, 0, 100, Some(0x9a71_bb4c)),
+        entry(Status::Ok, 128, 5, None),
+        entry(Status::Absent, 0, 0, None),
+        entry(Status::NotPlaced, 0, 4 << 30, None),
+        entry(Status::Failed(Failure::Storage), 0, 0, None),
+    ];
+    let (mut out, kept) = ([0; 4096], golden("rdma-table.hex"));
+    let len = table::encode_entries(head, &entries, &mut out).unwrap();
+    assert_eq!(out[..len], kept);
+    let (expected, mut read) = (table::Expected { head, entries: 5, capacity: 133 }, Vec::new());
+    assert_eq!(table::decode(&kept, &expected, &mut read), Ok(table::Answer::Entries));
+    assert_eq!(read, entries);
+
+    let kept = golden("rdma-problem.hex");
+    let len = table::encode_problem(head, (503, Some(2)), b"{}", &mut out).unwrap();
+    assert_eq!(out[..len], kept);
+    let problem = table::Answer::Problem { status: 503, retry_after: Some(2), document: b"{}" };
+    assert_eq!(table::decode(&kept, &expected, &mut read), Ok(problem));
+}
+
+#[test]
+fn connecting_over_rdma_is_said_as_ever() {
+    let kept = golden("rdma-hello.hex");
+    let hello = Hello::new(Ticket::new(std::array::from_fn(|at| at as u8)), 32);
+    assert_eq!(hello.encode(), kept[..48]);
+    assert_eq!(Hello::decode(&kept).map(|hello| hello.encode().to_vec()), Ok(kept[..48].to_vec()));
+    let kept = golden("rdma-welcome.hex");
+    let heartbeat = Duration::from_millis(500);
+    let welcome = Welcome { version: 1, credits: 32, frame: 32 << 10, table: 64 << 10, heartbeat };
+    assert_eq!((&welcome.encode()[..], Welcome::decode(&kept)), (&kept[..], Ok(welcome)));
+    let kept = golden("rdma-rejection.hex");
+    let rejection = Rejection::new(Reason::ExpiredTicket);
+    assert_eq!((&rejection.encode()[..], Rejection::decode(&kept)), (&kept[..], Ok(rejection)));
 }

@@ -47,10 +47,10 @@ pub const IGNORABLE_RECORD: usize = 8;
 pub const MAX_IGNORABLE: u64 = 1 << 20;
 
 /// In the flags of an `OK` record: the CRC is there.
-pub(super) const FLAG_CRC: u8 = 1;
+pub(crate) const FLAG_CRC: u8 = 1;
 
 /// The failure that a code stands for, if it is one that travels.
-pub(super) fn failure(code: u8) -> Option<Failure> {
+pub(crate) fn failure(code: u8) -> Option<Failure> {
     (code == 1).then_some(Failure::Storage)
 }
 

@@ -17,6 +17,8 @@ use crate::link::{FieldId, Version};
 pub const MAGIC: [u8; 4] = *b"FBYQ";
 /// Bytes of a request before its field ids.
 pub const HEAD: usize = 60;
+/// Where in it the capacity stands: eight bytes.
+pub const CAPACITY: usize = 40;
 /// An extension whose type has this bit may be ignored by those who do not know it.
 pub const IGNORABLE: u16 = 0x8000;
 
