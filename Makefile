@@ -4,6 +4,7 @@
 #   make demo        serve and read a realistic data set on this machine, and print what it did
 #   make test        everything; what CI runs
 #   make test-fast   the part of it that takes at most three minutes once built
+#   make test-guest  the part of it that needs soft-RoCE, netem or two machines: emulated ones (tests/guest)
 #   make bench       every bench; writes target/bench/*.jsonl and docs/BENCHMARKS.md
 #   make lint        formatting, clippy, documentation, dependencies
 
@@ -14,11 +15,12 @@ CARGO ?= cargo
 # --locked: a build that would change Cargo.lock is an error, not a surprise.
 FLAGS ?= --locked
 BENCHES := $(patsubst benches/%/main.rs,%,$(wildcard benches/*/main.rs))
-# The test programs of the root package that ask other people's clients for everything: left out of test-fast.
+# The test programs of the root package that ask other people's clients for everything: left out of test-fast, as is
+# tests/guest/main.rs.
 SLOW_TESTS := $(patsubst tests/%.rs,%,$(wildcard tests/third_party*.rs))
 FAST_TESTS := $(filter-out $(SLOW_TESTS),$(patsubst tests/%.rs,%,$(wildcard tests/*.rs)))
 
-.PHONY: all deps python-env build demo test test-fast test-rust lint fmt-check clippy doc deny check-features check-loom check-memory bench \
+.PHONY: all deps python-env build demo test test-fast test-guest test-rust guest-deps lint fmt-check clippy doc deny check-features check-loom check-memory bench \
 	bench-smoke clean
 
 all: build
@@ -44,8 +46,15 @@ test: python-env lint test-rust check-features check-loom check-memory bench-smo
 	@echo "make test: everything passed"
 
 # --no-fail-fast: one run shows everything that is broken.
-test-rust: python-env
+test-rust: python-env guest-deps
 	FOREBAY_SEEDS=$${FOREBAY_SEEDS:-5000} $(CARGO) test $(FLAGS) --workspace --no-fail-fast
+
+test-guest: guest-deps
+	$(CARGO) test $(FLAGS) -p forebay-system --test guest
+
+# Where they cannot be had, the tests that want them say so, and that they are skipped.
+guest-deps: deps
+	@scripts/deps guest || true
 
 lint: deps fmt-check clippy doc deny
 

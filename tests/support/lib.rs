@@ -11,11 +11,13 @@
 //! | [`scratch`] | folders that go away |
 //! | [`allocations`] | an allocator that counts |
 //! | [`figures`] | results of benches, as JSON lines |
+//! | [`guest`] | emulated machines with soft-RoCE and netem |
 //! | [`scale`] | what a dataset costs by the number of its samples |
 
 pub mod allocations;
 pub mod clouds;
 pub mod figures;
+pub mod guest;
 pub mod program;
 pub mod python;
 pub mod scale;

@@ -25,37 +25,56 @@ pub fn forebay() -> &'static Path {
     PATH.get_or_init(|| {
         let me = std::env::current_exe().expect("our own path");
         let folder = me.ancestors().nth(2).expect("target/PROFILE/deps/us");
-        let release = folder.file_name() == Some(OsStr::new("release"));
-        let target = folder.parent().expect("target");
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.args(["build", "--quiet", "--workspace", "--bin", "forebay", "--target-dir"]).arg(target);
-        cargo.current_dir(crate::root());
-        // What cargo told us about ourselves is no business of that build: build scripts would see it and run again.
-        for (name, _) in std::env::vars_os() {
-            let ours = name.to_str().is_some_and(|name| {
-                ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_", "CARGO_BIN_"]
-                    .iter()
-                    .any(|start| name.starts_with(start))
-            });
-            if ours {
-                cargo.env_remove(name);
-            }
-        }
-        if release {
-            cargo.arg("--release");
-        }
-        // What cargo told us about our own package would look to build scripts (ring's, for one) like a change: they would
-        // run again now, and once more for the next build outside, and all that depends on them be compiled anew each time.
-        for (name, _) in std::env::vars_os() {
-            if ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|told| name.as_encoded_bytes().starts_with(told.as_bytes()))
-            {
-                cargo.env_remove(name);
-            }
-        }
+        let mut cargo = cargo("build");
+        cargo.args(["--quiet", "--bin", "forebay"]);
         let status = cargo.status().expect("cargo runs");
         assert!(status.success(), "forebay does not build: {status}");
         folder.join("forebay")
     })
+}
+
+/// `cargo WHAT --workspace`, for the profile and the target folder that this test or bench was built with.
+fn cargo(what: &str) -> Command {
+    let me = std::env::current_exe().expect("our own path");
+    let folder = me.ancestors().nth(2).expect("target/PROFILE/deps/us");
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args([what, "--workspace", "--target-dir"]).arg(folder.parent().expect("target"));
+    cargo.current_dir(crate::root());
+    if folder.file_name() == Some(OsStr::new("release")) {
+        cargo.arg("--release");
+    }
+    // What cargo told us about our own package would look to build scripts (ring's, for one) like a change: they would
+    // run again now, and once more for the next build outside, and all that depends on them be compiled anew each time.
+    for (name, _) in std::env::vars_os() {
+        let told = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_", "CARGO_BIN_"];
+        if told.iter().any(|told| name.as_encoded_bytes().starts_with(told.as_bytes())) {
+            cargo.env_remove(name);
+        }
+    }
+    cargo
+}
+
+/// The programs of a package's own tests, by the name of their target (the library's own is the crate's name): built like
+/// [`forebay`], for tests that run them elsewhere than here.
+///
+/// # Panics
+/// When they do not build.
+pub fn test_programs(package: &str) -> Vec<(String, PathBuf)> {
+    let mut cargo = cargo("test");
+    cargo.args(["--no-run", "--quiet", "--message-format", "json-render-diagnostics"]).stderr(Stdio::inherit());
+    let output = cargo.output().expect("cargo runs");
+    assert!(output.status.success(), "the tests do not build: {}", output.status);
+    let text = String::from_utf8(output.stdout).expect("cargo prints JSON");
+    let messages = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let theirs = |message: &serde_json::Value| {
+        let id = message["package_id"].as_str().unwrap_or_default();
+        id.contains(&format!("#{package}@")) && message["profile"]["test"] == true
+    };
+    let program = |message: serde_json::Value| {
+        let name = message["target"]["name"].as_str()?.to_owned();
+        Some((name, PathBuf::from(message["executable"].as_str()?)))
+    };
+    messages.filter(theirs).filter_map(program).collect()
 }
 
 /// A loopback address that is free and stays so between two servers that use it one after the other: its port is below those

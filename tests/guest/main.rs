@@ -1,0 +1,7 @@
+//! What needs another kernel than this machine's, or two machines: run in guests (`tests/guest/run`). In `make test`, not in
+//! `make test-fast`.
+#![cfg(target_os = "linux")]
+
+mod alone;
+mod harness;
+mod pair;
