@@ -82,6 +82,11 @@ pub struct Serve {
     #[arg(long)]
     pub open: bool,
 
+    /// Let a dataset be read by RDMA where there is a device for it, by those who may read it: its bytes then travel unencrypted,
+    /// on the fabric that the device is on. Can be given several times
+    #[arg(long, value_name = "NAME")]
+    pub rdma: Vec<String>,
+
     /// Where indexes and the self-signed certificate are kept [default: $XDG_STATE_HOME/forebay or ~/.local/state/forebay]
     #[arg(long, value_name = "DIR", env = "FOREBAY_STATE_DIR")]
     pub state_dir: Option<PathBuf>,

@@ -13,6 +13,7 @@ use forebay_client::transport::h3::tls::Identity;
 use forebay_client::transport::pool::{Ledger, Slab, SlabConfig};
 use forebay_server::catalog::{self, Found, Place};
 use forebay_server::publish::{Publish, PublishError, Published, complete, publish};
+use forebay_server::serve::rdma::Rdma;
 use forebay_server::serve::registry::Registry;
 use forebay_server::serve::{Service, ServiceConfig};
 use forebay_server::store::{RemoteConfig, Stores};
@@ -73,7 +74,8 @@ async fn serve(args: &Serve, state: &Path, work: Vec<Publish>) -> Result<(), Fai
     } else {
         output::text(&format!("certificate {fingerprint}\n"))?;
     }
-    let service = Arc::new(Service::new(registry.clone(), slab.clone(), ServiceConfig::default()));
+    let service = Service::new(registry.clone(), slab.clone(), ServiceConfig::default());
+    let service = Arc::new(service.with_rdma(rdma(&args.rdma)));
     let hopeless = Arc::new(tokio::sync::Notify::new());
     let indexer = index(work, stores, registry, hopeless.clone())?;
     let failed = Arc::new(AtomicBool::new(false));
@@ -94,6 +96,16 @@ async fn serve(args: &Serve, state: &Path, work: Vec<Publish>) -> Result<(), Fai
         return Err(Failure::new(code, "there is no dataset that can be served"));
     }
     Ok(())
+}
+
+/// What may be read by RDMA, and where.
+fn rdma(allowed: &[String]) -> Rdma {
+    if allowed.is_empty() {
+        return Rdma::denied();
+    }
+    let why = "this build has no listener for it";
+    output::note(format!("--rdma: {why}, so that everything goes over HTTP/3"));
+    Rdma::new(allowed.iter().cloned(), Arc::default(), Arc::new(move || Err(why.to_owned())))
 }
 
 /// How many datasets are in stores elsewhere.
@@ -163,6 +175,9 @@ fn datasets(args: &Serve, state: &Path) -> Result<Vec<Publish>, Failure> {
         shards::distinct(&format!("dataset {name}"), sources)?;
     }
     let several = work.len() > 1;
+    if let Some(name) = args.rdma.iter().find(|name| !work.iter().any(|dataset| dataset.name == **name)) {
+        return Err(Failure::usage(format!("--rdma: no dataset {name} is to be served")));
+    }
     for IndexArg { dataset, file } in &args.index {
         let known = match dataset {
             Some(name) => work.iter_mut().find(|work| work.name == *name),

@@ -51,6 +51,8 @@ counters! {
     failed,
     /// Answers whose client went away or stopped reading.
     abandoned,
+    /// Tickets given out for RDMA.
+    tickets,
 }
 
 /// A number that only grows.
@@ -88,7 +90,7 @@ impl Metrics {
 impl fmt::Display for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Counts { requests, groups, samples, bytes, bytes_read, refused, changed, busy, .. } = self.counts;
-        let Counts { failed_entries, failed, abandoned, .. } = self.counts;
+        let Counts { failed_entries, failed, abandoned, tickets, .. } = self.counts;
         let Usage { capacity, free, leases, .. } = self.pool;
         write!(
             f,
@@ -97,7 +99,7 @@ impl fmt::Display for Snapshot {
         write!(f, "{refused} refused, {changed} changed, {busy} busy, {failed} failed, {abandoned} abandoned, ")?;
         write!(
             f,
-            "{failed_entries} unreadable entries; pool: {} of {capacity} bytes in {leases} leases",
+            "{failed_entries} unreadable entries, {tickets} tickets for RDMA; pool: {} of {capacity} bytes in {leases} leases",
             capacity - free
         )
     }

@@ -55,6 +55,11 @@ pub type Closing = Pin<Box<dyn Future<Output = ()> + Send>>;
 pub trait Control: Send {
     /// The document at `path`, as `GET` over HTTP would have it, within a time that it bounds itself.
     fn get(&self, path: &str) -> Asking;
+    /// The answer to an empty `POST`. Not to be had of fabrics that are no server.
+    fn post(&self, path: &str) -> Asking {
+        let error = AskError::Protocol { path: path.to_owned(), reason: "nobody here takes a POST".to_owned() };
+        Box::pin(std::future::ready(Err(error)))
+    }
     /// Ends the path, and tells the peer if there is one that would wait for it. Ready soon, whether it heard or not.
     fn close(&self) -> Closing {
         Box::pin(std::future::ready(()))

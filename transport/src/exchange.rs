@@ -21,6 +21,9 @@ use crate::h3::server as h3;
 use crate::pool::Account;
 
 pub mod memory;
+mod session;
+
+pub use session::{Session, SessionLife};
 
 /// What a handler's work is, to whoever polls it.
 pub type Handling = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -56,6 +59,8 @@ pub struct Request {
     pub connection: u64,
     /// Lends what the connection's answers need from the pool: at most a quarter of it, shared by all its requests.
     pub account: Account,
+    /// The life of that connection.
+    pub session: Session,
     pub(crate) body: Body,
 }
 

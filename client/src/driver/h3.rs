@@ -2,9 +2,13 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use forebay_transport::dial::{Asking, Closing, Control, DialError, Dialer, Dialled, Dialling, Document};
 use forebay_transport::h3::client::{AskLimits, Connection, Connector};
+use http::{HeaderMap, Method};
 
+/// The most bytes of the answer to a POST.
+const SMALL: usize = 1 << 20;
 /// How long a connection that was closed is kept, so that its last packet goes out. It is not waited for to arrive: a server
 /// that never gets it finds out by silence.
 const GOODBYE: Duration = Duration::from_millis(50);
@@ -46,13 +50,23 @@ impl Dialer for H3Dialer {
 
 struct H3Control(Connection);
 
-impl Control for H3Control {
-    fn get(&self, path: &str) -> Asking {
+impl H3Control {
+    fn ask(&self, method: Method, path: &str, limits: AskLimits) -> Asking {
         let (connection, path) = (self.0.clone(), path.to_owned());
         Box::pin(async move {
-            let answer = connection.get(&path, AskLimits::default()).await?;
+            let answer = connection.ask(method, &path, HeaderMap::new(), Bytes::new(), limits).await?;
             Ok(Document { status: answer.status.as_u16(), body: answer.body })
         })
+    }
+}
+
+impl Control for H3Control {
+    fn get(&self, path: &str) -> Asking {
+        self.ask(Method::GET, path, AskLimits::default())
+    }
+
+    fn post(&self, path: &str) -> Asking {
+        self.ask(Method::POST, path, AskLimits { body: SMALL, ..AskLimits::default() })
     }
 
     fn close(&self) -> Closing {

@@ -7,11 +7,13 @@
 //! | `group`, `field` | make an answer's bytes, batch by batch, in constant memory |
 //! | `read` | chunks from the store into the pool |
 //! | `pump` | sends a batch while the next is being made |
+//! | [`rdma`] | lets clients in that want samples by RDMA |
 //! | `reply` | small, whole answers: documents and problems |
 
 mod field;
 mod group;
 mod pump;
+pub mod rdma;
 mod read;
 pub mod registry;
 mod reply;
@@ -34,6 +36,7 @@ use http::{Method, StatusCode};
 use self::field::Field;
 use self::group::Group;
 use self::pump::Failed;
+use self::rdma::Rdma;
 use self::read::{Reader, Stop};
 pub use self::registry::{Registry, Served, State};
 use self::reply::Refusal;
@@ -68,6 +71,7 @@ pub struct Service {
     slab: Slab,
     metrics: Arc<Metrics>,
     config: ServiceConfig,
+    rdma: Rdma,
 }
 
 /// A request that got no good answer: either it can still be told, or there is nothing left to say.
@@ -86,7 +90,12 @@ impl From<SendError> for Unanswered {
 
 impl Service {
     pub fn new(registry: Arc<Registry>, slab: Slab, config: ServiceConfig) -> Service {
-        Service { registry, slab, metrics: Arc::default(), config }
+        Service { registry, slab, metrics: Arc::default(), config, rdma: Rdma::denied() }
+    }
+
+    /// This, with what the server's owner allows to be read by RDMA.
+    pub fn with_rdma(self, rdma: Rdma) -> Service {
+        Service { rdma, ..self }
     }
 
     pub fn registry(&self) -> &Arc<Registry> {
@@ -141,10 +150,7 @@ impl Service {
                 return Err(Unanswered::Refused(Refusal::new(kind, bad.to_string()), responder));
             }
         };
-        let posts = matches!(route, Route::Fetch { .. });
-        let allowed =
-            if posts { request.method == Method::POST } else { [Method::GET, Method::HEAD].contains(&request.method) };
-        if !allowed {
+        if !route.has(&request.method) {
             let detail = format!("this route has {}", route.methods());
             let refusal = Refusal { allow: Some(route.methods()), ..Refusal::new(Kind::MethodNotAllowed, detail) };
             return Err(Unanswered::Refused(refusal, responder));
@@ -158,6 +164,7 @@ impl Service {
             | Route::Sample { dataset, .. }
             | Route::Field { dataset, .. }
             | Route::Keys { dataset, .. }
+            | Route::Rdma { dataset }
             | Route::Fetch { dataset } => dataset,
         };
         let served = match self.served(name, pinned(&request)) {
@@ -166,6 +173,7 @@ impl Service {
         };
         match route {
             Route::Fetch { .. } => self.fetch(served, request, responder).await,
+            Route::Rdma { .. } => self.rdma(served, &request, responder).await,
             Route::Field { ordinal, field, .. } => self.field(served, ordinal, &field, request, responder).await,
             route => describe(&served.dataset, route, self.config.max_group_bytes, responder).await,
         }
@@ -191,6 +199,16 @@ impl Service {
                 let detail = format!("dataset {name} is no longer {version}: {error}");
                 Err(Refusal::new(Kind::DatasetChanged, detail))
             }
+        }
+    }
+
+    async fn rdma(&self, served: Arc<Served>, request: &Request, responder: Responder) -> Result<(), Unanswered> {
+        match self.rdma.offer(served.dataset.name(), request) {
+            Ok(offer) => {
+                self.metrics.tickets.one();
+                Ok(reply::document(responder, Some(served.dataset.version()), &offer).await?)
+            }
+            Err(refusal) => Err(Unanswered::Refused(refusal, responder)),
         }
     }
 

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use http::Method;
+
 /// The most bytes a path may have, still encoded.
 pub const MAX_PATH: usize = 8 << 10;
 
@@ -20,6 +22,8 @@ pub enum Route {
     Keys { dataset: String, key: Vec<u8> },
     /// `/v1/datasets/{d}/fetch`
     Fetch { dataset: String },
+    /// `/v1/datasets/{d}/rdma`
+    Rdma { dataset: String },
 }
 
 /// Why a path names nothing.
@@ -73,6 +77,9 @@ impl Route {
         if rest == "fetch" {
             return Ok(Route::Fetch { dataset });
         }
+        if rest == "rdma" {
+            return Ok(Route::Rdma { dataset });
+        }
         if let Some(key) = rest.strip_prefix("keys/").filter(|key| !key.is_empty()) {
             return Ok(Route::Keys { dataset, key: decode(key)? });
         }
@@ -84,10 +91,14 @@ impl Route {
         }
     }
 
+    pub fn has(&self, method: &Method) -> bool {
+        self.methods().split(", ").any(|name| name == method.as_str())
+    }
+
     /// The methods it has, as an `allow` header lists them.
     pub fn methods(&self) -> &'static str {
         match self {
-            Route::Fetch { .. } => "POST",
+            Route::Fetch { .. } | Route::Rdma { .. } => "POST",
             _ => "GET, HEAD",
         }
     }
@@ -133,6 +144,7 @@ mod tests {
         is("/v1/datasets/im%20net", Route::Dataset { dataset: dataset() });
         is("/v1/datasets/a%2Fb/fetch", Route::Fetch { dataset: "a/b".into() });
         is("/v1/datasets/im%20net/samples/007", Route::Sample { dataset: dataset(), ordinal: 7 });
+        is("/v1/datasets/d/rdma", Route::Rdma { dataset: "d".into() });
         let field = Route::Field { dataset: dataset(), ordinal: u64::MAX, field: "seg.png".into() };
         is("/v1/datasets/im net/samples/18446744073709551615/seg.png", field);
         // Keys may hold slashes, and bytes that are no text.
@@ -145,7 +157,7 @@ mod tests {
         for path in ["", "/", "/v1", "/v2/datasets", "/v1/datasetsx", "/v1/datasets/", "/v1/datasets//fetch"] {
             is(path, BadPath::Unknown);
         }
-        for tail in ["", "fetch/", "samples", "keys", "keys/", "samples/1/", "samples/1/jpg/x", "other"] {
+        for tail in ["", "fetch/", "rdma/", "samples", "keys", "keys/", "samples/1/", "samples/1/jpg/x", "other"] {
             is(&format!("/v1/datasets/d/{tail}"), BadPath::Unknown);
         }
         for ordinal in ["", "+1", "-1", "1x", "%31", "18446744073709551616"] {

@@ -6,4 +6,5 @@ mod groups;
 mod http3;
 mod memory;
 mod random;
+mod tickets;
 mod world;

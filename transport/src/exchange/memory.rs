@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::Method;
 use tokio::sync::{mpsc, watch};
 
-use super::{Body, BodyError, Handler, Request, Responder, SendError};
+use super::{Body, BodyError, Handler, Request, Responder, SendError, Session};
 use crate::pool::Account;
 
 /// How many writes an answer's reader may be behind before the handler waits.
@@ -24,6 +24,8 @@ pub struct Ask {
     pub body: Bytes,
     /// Default: an account without limit.
     pub account: Account,
+    /// Default: one that is over.
+    pub session: Session,
 }
 
 impl Ask {
@@ -37,7 +39,8 @@ impl Ask {
 
     pub fn new(method: Method, target: impl Into<String>, body: Bytes) -> Ask {
         let account = Account::new("memory", usize::MAX);
-        Ask { method, target: target.into(), headers: http::HeaderMap::new(), body, account }
+        let (_, session) = Session::begin();
+        Ask { method, target: target.into(), headers: http::HeaderMap::new(), body, account, session }
     }
 }
 
@@ -103,6 +106,7 @@ pub fn start(handler: Arc<impl Handler + ?Sized>, ask: Ask) -> Reading {
         peer: ([127, 0, 0, 1], 1).into(),
         connection: 0,
         account: ask.account,
+        session: ask.session,
         body: Body::Memory(Incoming { body: ask.body }),
     };
     let outgoing = super::Outgoing::Memory(Outgoing { sender, gone, state: State::Fresh });

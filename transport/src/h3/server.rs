@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use super::endpoint::{TransportConfig, endpoint};
 use super::quic::{self, Side, var_int};
 use super::tls::{Identity, TlsError};
-use crate::exchange::Handler;
+use crate::exchange::{Handler, Session, SessionLife};
 use crate::pool::{Account, Claim};
 
 mod request;
@@ -237,8 +237,10 @@ impl Shared {
         drop(handshake);
         let id = self.connections.fetch_add(1, Ordering::Relaxed);
         let account = Account::new(format!("connection {id} from {peer}"), self.config.pool / 4);
-        let link = Arc::new(request::Link { conn, peer, id, account, patience: self.config.patience });
-        self.requests(h3, registry, link, stop).await;
+        let (life, session) = Session::begin();
+        let patience = self.config.patience;
+        let link = Arc::new(request::Link { conn, peer, id, account, session, patience });
+        self.requests(h3, registry, (link, life), stop).await;
     }
 
     /// Takes requests until the client goes or the server stops.
@@ -246,7 +248,7 @@ impl Shared {
         self: Arc<Self>,
         mut h3: h3::server::Connection<quic::Connection, bytes::Bytes>,
         registry: quic::Registry,
-        link: Arc<request::Link>,
+        (link, life): (Arc<request::Link>, SessionLife),
         mut stop: watch::Receiver<bool>,
     ) {
         let mut tasks = JoinSet::new();
@@ -285,6 +287,7 @@ impl Shared {
                 break;
             }
         }
+        drop(life);
         // Whoever is left of the handlers has nobody to answer to, and is told so by whatever it waits for next.
         let leaving = async { while tasks.join_next().await.is_some() {} };
         if timeout(self.config.patience, leaving).await.is_err() {

@@ -113,6 +113,42 @@ pub struct SampleField {
     pub crc32c: Option<String>,
 }
 
+/// Answer to `POST /v1/datasets/{d}/rdma`: a way in, and where it leads to.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct RdmaOffer {
+    /// The versions of the frames that the server speaks, which are counted on their own.
+    pub wire: WireRange,
+    /// 64 hexadecimal digits, good for one connection.
+    pub ticket: String,
+    /// How long it is good for, in milliseconds from now.
+    pub expires_ms: u32,
+    /// Never empty, the best one first.
+    pub endpoints: Vec<RdmaEndpoint>,
+}
+
+impl std::fmt::Debug for RdmaOffer {
+    /// Without the ticket.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RdmaOffer").field("wire", &self.wire).field("endpoints", &self.endpoints).finish()
+    }
+}
+
+/// Where a server listens for RDMA.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RdmaEndpoint {
+    /// An IP address that the connection manager resolves.
+    pub address: std::net::IpAddr,
+    pub port: u16,
+    /// Speed of the link in Mb/s; 0 where it is not known.
+    pub mbps: u64,
+    /// The most payload of one packet, in bytes.
+    pub mtu: u32,
+    /// What kind of address the device uses: `roce-v2`, `roce-v1`, `infiniband`.
+    pub gid: String,
+    /// The same for all endpoints that reach each other: subnet prefix or network.
+    pub fabric: String,
+}
+
 /// RFC 9457 problem document.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Problem {

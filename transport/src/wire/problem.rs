@@ -21,6 +21,8 @@ pub enum Kind {
     BadRequest,
     /// The request is of a wire version that the server does not speak.
     WireVersion,
+    /// The server's owner does not allow it.
+    Forbidden,
     /// No such dataset, sample, field, key or route.
     NotFound,
     /// The route exists, but not for this method.
@@ -43,12 +45,15 @@ pub enum Kind {
     Storage,
     /// The server failed.
     Internal,
+    /// The server has not what it takes.
+    Unavailable,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 13] = [
+    pub const ALL: [Kind; 15] = [
         Kind::BadRequest,
         Kind::WireVersion,
+        Kind::Forbidden,
         Kind::NotFound,
         Kind::MethodNotAllowed,
         Kind::Timeout,
@@ -60,6 +65,7 @@ impl Kind {
         Kind::Busy,
         Kind::Storage,
         Kind::Internal,
+        Kind::Unavailable,
     ];
 
     /// The last part of the document's `type`.
@@ -76,6 +82,7 @@ impl Kind {
         match self {
             Kind::BadRequest => ("bad-request", 400, "The request makes no sense"),
             Kind::WireVersion => ("wire-version", 400, "The wire version is not spoken here"),
+            Kind::Forbidden => ("forbidden", 403, "The server's owner does not allow this"),
             Kind::NotFound => ("not-found", 404, "There is no such thing"),
             Kind::MethodNotAllowed => ("method-not-allowed", 405, "The route does not have this method"),
             Kind::Timeout => ("timeout", 408, "The request did not arrive in time"),
@@ -87,6 +94,7 @@ impl Kind {
             Kind::Busy => ("busy", 503, "The server is too busy"),
             Kind::Storage => ("storage", 500, "The bytes could not be read from storage"),
             Kind::Internal => ("internal", 500, "The server failed"),
+            Kind::Unavailable => ("unavailable", 501, "The server cannot do this"),
         }
     }
 

@@ -17,7 +17,7 @@ use super::super::frames::frame_data;
 use super::super::halves::{Fault, RecvHalf, SendHalf};
 use super::super::quic::{self, Cell, var_int};
 use super::{MAX_HEAD, Shared};
-use crate::exchange::{self, BodyError, Handler, Request, Responder, SendError};
+use crate::exchange::{self, BodyError, Handler, Request, Responder, SendError, Session};
 use crate::pool::Account;
 
 /// How much of a body that nobody reads is taken off the wire, so that the client sees its request taken to the end.
@@ -34,6 +34,7 @@ pub(super) struct Link {
     pub(super) peer: SocketAddr,
     pub(super) id: u64,
     pub(super) account: Account,
+    pub(super) session: Session,
     pub(super) patience: Duration,
 }
 
@@ -60,6 +61,7 @@ pub(super) async fn run(resolver: Resolver, cell: Arc<Cell>, shared: Arc<Shared>
         peer: link.peer,
         connection: link.id,
         account: link.account.clone(),
+        session: link.session.clone(),
         body: exchange::Body::H3(Box::new(incoming)),
         headers: parts.headers,
         method: parts.method,
