@@ -25,7 +25,8 @@ const UNSAFE_ALLOWED: &[&str] = &[
     "tests/support/allocations.rs",
 ];
 /// The client's step machine: time is passed in, randomness is seeded, nothing is spawned.
-const PURE: &[&str] = &["client/src/plan", "client/src/window", "client/src/fetch", "client/src/loader"];
+const PURE: &[&str] =
+    &["client/src/plan", "client/src/window", "client/src/fetch", "client/src/loader", "client/src/select"];
 const IMPURE_WORDS: &[&str] =
     &["Instant::now", "SystemTime::now", "thread::spawn", "thread::sleep", "tokio::", "std::fs", "std::net"];
 

@@ -23,6 +23,7 @@
 //! | [`plan`] | which sample stands at which position of an epoch, for which rank (pure) | I/O, state |
 //! | [`window`] | how much to have in flight, and how large a group is (pure) | clocks |
 //! | [`fetch`] | attempts, back-off, what an error means (pure) | I/O |
+//! | [`select`] | which path samples take, and why: the decision alone (pure) | I/O, clocks |
 //! | [`loader`] | the step machine: events in, actions out; batches and samples | I/O, clocks, threads, unseeded randomness |
 //! | `driver` | the thread that owns links, sockets and timers | decisions |
 
@@ -34,6 +35,7 @@ mod error;
 pub mod fetch;
 pub mod loader;
 pub mod plan;
+pub mod select;
 pub mod url;
 pub mod window;
 

@@ -1,0 +1,346 @@
+//! Which path samples take, and why. Pure: `(now, event) → commands`.
+//!
+//! There is always a first path, over which documents come as well. Beside it there may be a rail: a faster one, which is
+//! probed while samples come over the first, is used when it has proved itself, is left when it breaks, and is tried again
+//! after pauses that grow. Each try has a number; what is said of an earlier one than the last is late, and ignored.
+
+use std::time::Duration;
+
+use crate::fetch::{Backoff, RetryConfig};
+
+/// Limits of one rail. Fixed for a client's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SelectConfig {
+    /// How long a probe may take, all of it. Default 1 s.
+    pub probe: Duration,
+    /// The pause after the first failure, of which at least half is waited; it doubles from there. Default 1 s.
+    pub base: Duration,
+    /// The longest pause, and the one after a refusal, which asking again soon would not change. Default 300 s.
+    pub ceiling: Duration,
+    /// A rail that was used for so long without a failure has its failures forgiven: one that flaps faster has not.
+    /// Default 30 s.
+    pub steady: Duration,
+}
+
+impl Default for SelectConfig {
+    fn default() -> SelectConfig {
+        let (probe, base) = (Duration::from_secs(1), Duration::from_secs(1));
+        SelectConfig { probe, base, ceiling: Duration::from_secs(300), steady: Duration::from_secs(30) }
+    }
+}
+
+/// A number of a try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Try(pub u64);
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The first path stands.
+    Up,
+    /// It is gone, and with it the session that a rail needs.
+    Down,
+    /// The time of [`Select::wake`] has come.
+    Tick,
+    /// A probe got back what it asked for.
+    Proved(Try),
+    /// A probe did not, or a rail in use broke; why.
+    Failed(Try, String),
+    /// The server will not have it; why.
+    Refused(Try, String),
+}
+
+/// What is to be done, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Try the rail: ask for a ticket, connect, echo.
+    Probe(Try),
+    /// Samples take the rail from now on. What is under way on the first path ends there.
+    Promote(Try),
+    /// Done with this try, whatever became of it: nothing new is submitted there, and what it holds ends. After a [`Promote`]
+    /// samples take the first path from now on.
+    ///
+    /// [`Promote`]: Command::Promote
+    Leave(Try),
+}
+
+enum Rail {
+    /// The first path does not stand.
+    Idle,
+    Probing {
+        since: Duration,
+    },
+    Used {
+        since: Duration,
+    },
+    Paused {
+        until: Duration,
+    },
+}
+
+/// Decides about one rail.
+pub struct Select {
+    config: SelectConfig,
+    fabric: String,
+    backoff: Backoff,
+    rail: Rail,
+    number: u64,
+    /// Failures in a row.
+    failures: u32,
+    /// What came of the last try that failed.
+    last: Option<String>,
+}
+
+impl Select {
+    /// `fabric` is the rail's name, for the reason; `seed` is what pauses vary by.
+    pub fn new(config: SelectConfig, fabric: &str, seed: u64) -> Select {
+        let pauses = RetryConfig { attempts: 0, base: config.base, ceiling: config.ceiling };
+        let backoff = Backoff::new(&pauses, seed);
+        Select { config, fabric: fabric.to_owned(), backoff, rail: Rail::Idle, number: 0, failures: 0, last: None }
+    }
+
+    /// When [`Event::Tick`] is due.
+    pub fn wake(&self) -> Option<Duration> {
+        match self.rail {
+            Rail::Probing { since } => Some(since.saturating_add(self.config.probe)),
+            Rail::Paused { until } => Some(until),
+            Rail::Idle | Rail::Used { .. } => None,
+        }
+    }
+
+    /// Whether samples take the rail.
+    pub fn is_used(&self) -> bool {
+        matches!(self.rail, Rail::Used { .. })
+    }
+
+    /// Why samples take the path that they take, for people.
+    pub fn reason(&self) -> String {
+        let Select { fabric, last, .. } = self;
+        let last = last.as_ref().map(|last| format!(": {last}")).unwrap_or_default();
+        match self.rail {
+            Rail::Used { .. } => format!("{fabric} has proved itself"),
+            Rail::Probing { .. } if last.is_empty() => format!("{fabric} is being tried"),
+            Rail::Probing { .. } => format!("{fabric} is being tried again; it failed before{last}"),
+            Rail::Paused { .. } => format!("{fabric} is not used{last}"),
+            Rail::Idle => format!("there is no session that {fabric} could be asked for in{last}"),
+        }
+    }
+
+    pub fn step(&mut self, now: Duration, event: Event, out: &mut Vec<Command>) {
+        match event {
+            Event::Up if matches!(self.rail, Rail::Idle) => self.probe(now, out),
+            Event::Up => {}
+            Event::Down => {
+                // It did not fail by itself: the next session may try at once.
+                self.leave(now, out);
+                self.rail = Rail::Idle;
+            }
+            Event::Tick => match self.rail {
+                Rail::Probing { since } if now >= since.saturating_add(self.config.probe) => {
+                    let why = format!("it did not prove itself within {:?}", self.config.probe);
+                    self.failed(now, why, out);
+                }
+                Rail::Paused { until } if now >= until => self.probe(now, out),
+                _ => {}
+            },
+            Event::Proved(of) => {
+                if self.is_current(of) && matches!(self.rail, Rail::Probing { .. }) {
+                    self.rail = Rail::Used { since: now };
+                    out.push(Command::Promote(of));
+                }
+            }
+            Event::Failed(of, why) => {
+                if self.is_current(of) {
+                    self.failed(now, why, out);
+                }
+            }
+            Event::Refused(of, why) => {
+                if self.is_current(of) {
+                    self.leave(now, out);
+                    // At least half of the longest pause.
+                    self.pause(now, u32::MAX, why);
+                }
+            }
+        }
+    }
+
+    fn is_current(&self, of: Try) -> bool {
+        of.0 == self.number && matches!(self.rail, Rail::Probing { .. } | Rail::Used { .. })
+    }
+
+    fn probe(&mut self, now: Duration, out: &mut Vec<Command>) {
+        self.number += 1;
+        self.rail = Rail::Probing { since: now };
+        out.push(Command::Probe(Try(self.number)));
+    }
+
+    fn failed(&mut self, now: Duration, why: String, out: &mut Vec<Command>) {
+        self.leave(now, out);
+        self.failures = self.failures.saturating_add(1);
+        self.pause(now, self.failures, why);
+    }
+
+    /// Ends the present try, if there is one.
+    fn leave(&mut self, now: Duration, out: &mut Vec<Command>) {
+        match self.rail {
+            Rail::Used { since } if now.saturating_sub(since) >= self.config.steady => self.failures = 0,
+            Rail::Used { .. } | Rail::Probing { .. } => {}
+            Rail::Idle | Rail::Paused { .. } => return,
+        }
+        out.push(Command::Leave(Try(self.number)));
+    }
+
+    fn pause(&mut self, now: Duration, failures: u32, why: String) {
+        self.last = Some(why);
+        self.rail = Rail::Paused { until: now.saturating_add(self.backoff.delay(failures)) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seconds(count: u64) -> Duration {
+        Duration::from_secs(count)
+    }
+
+    struct World {
+        select: Select,
+        now: Duration,
+    }
+
+    impl World {
+        fn new() -> World {
+            World { select: Select::new(SelectConfig::default(), "rdma", 1), now: seconds(100) }
+        }
+
+        fn step(&mut self, event: Event) -> Vec<Command> {
+            let mut out = Vec::new();
+            self.select.step(self.now, event, &mut out);
+            out
+        }
+
+        /// Lets the time come that it waits for; how long that took.
+        fn wake(&mut self) -> (Duration, Vec<Command>) {
+            let due = self.select.wake().expect("something to wait for");
+            let took = due - self.now;
+            self.now = due;
+            (took, self.step(Event::Tick))
+        }
+    }
+
+    #[test]
+    fn a_rail_is_tried_used_left_and_tried_again() {
+        let mut world = World::new();
+        assert!(world.select.reason().contains("no session"));
+        assert_eq!(world.step(Event::Up), [Command::Probe(Try(1))]);
+        assert_eq!((world.step(Event::Up), world.step(Event::Tick)), (vec![], vec![]));
+        assert!(world.select.reason().contains("being tried"));
+        assert_eq!(world.step(Event::Proved(Try(1))), [Command::Promote(Try(1))]);
+        assert!(world.select.is_used() && world.select.reason().contains("proved itself"));
+        assert_eq!(world.step(Event::Failed(Try(1), "the wire was cut".into())), [Command::Leave(Try(1))]);
+        assert!(!world.select.is_used() && world.select.reason().contains("the wire was cut"));
+        // Nothing that is said of it afterwards means anything.
+        for late in [Event::Proved(Try(1)), Event::Failed(Try(1), String::new()), Event::Refused(Try(1), String::new())]
+        {
+            assert_eq!(world.step(late), []);
+        }
+        let (pause, commands) = world.wake();
+        assert!(pause >= seconds(1) / 2 && pause <= seconds(1), "{pause:?}");
+        assert_eq!(commands, [Command::Probe(Try(2))]);
+        assert!(world.select.reason().contains("tried again") && world.select.reason().contains("the wire was cut"));
+    }
+
+    #[test]
+    fn a_probe_has_a_second() {
+        let mut world = World::new();
+        world.step(Event::Up);
+        assert_eq!(world.wake(), (seconds(1), vec![Command::Leave(Try(1))]));
+        assert_eq!(world.step(Event::Proved(Try(1))), [], "too late");
+        assert!(world.select.reason().contains("within 1s"), "{}", world.select.reason());
+    }
+
+    #[test]
+    fn pauses_grow_until_a_rail_was_steady() {
+        let mut world = World::new();
+        world.step(Event::Up);
+        let mut flap = |used: Duration, number: u64| {
+            world.step(Event::Proved(Try(number)));
+            world.now += used;
+            world.step(Event::Failed(Try(number), "cut".into()));
+            world.wake().0
+        };
+        let pauses: Vec<Duration> = (1..=12).map(|number| flap(seconds(1), number)).collect();
+        for (at, pause) in pauses.iter().enumerate() {
+            let full = seconds(1 << at).min(seconds(300));
+            assert!(*pause >= full / 2 && *pause <= full, "{at}: {pause:?}");
+        }
+        assert!(flap(seconds(30), 13) <= seconds(1), "it was steady before it failed");
+    }
+
+    #[test]
+    fn who_is_refused_waits_long() {
+        let mut world = World::new();
+        world.step(Event::Up);
+        assert_eq!(world.step(Event::Refused(Try(1), "403: not allowed".into())), [Command::Leave(Try(1))]);
+        assert!(world.select.reason().contains("403"));
+        assert!(world.wake().0 >= seconds(150));
+    }
+
+    #[test]
+    fn a_rail_ends_with_the_session_and_begins_with_the_next() {
+        let mut world = World::new();
+        world.step(Event::Up);
+        world.step(Event::Proved(Try(1)));
+        assert_eq!((world.step(Event::Down), world.select.wake()), (vec![Command::Leave(Try(1))], None));
+        assert_eq!(world.step(Event::Failed(Try(1), "closed".into())), []);
+        assert_eq!(world.step(Event::Up), [Command::Probe(Try(2))], "at once");
+        assert_eq!(world.step(Event::Down), [Command::Leave(Try(2))]);
+        assert_eq!(world.step(Event::Down), []);
+    }
+
+    /// Whatever happens, in whatever order: one try at a time, each left exactly once, used only when it proved itself.
+    #[test]
+    fn commands_make_sense_whatever_happens() {
+        let (mut promoted, mut failed) = (0, 0);
+        for seed in 0..3000 {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let mut world = World { select: Select::new(SelectConfig::default(), "rdma", seed), now: Duration::ZERO };
+            let (mut current, mut used, mut last) = (None, false, 0);
+            for _ in 0..200 {
+                world.now += Duration::from_millis(rng.u64(0..3000));
+                let of = Try(rng.u64(last.max(2) - 2..last + 2));
+                let event = match rng.u8(0..8) {
+                    0 => Event::Down,
+                    1 | 2 => Event::Up,
+                    3 => Event::Failed(of, "x".into()),
+                    4 if rng.bool() => Event::Refused(of, "y".into()),
+                    5 | 6 => Event::Proved(of),
+                    _ => Event::Tick,
+                };
+                let down = event == Event::Down;
+                for command in world.step(event.clone()) {
+                    match command {
+                        Command::Probe(Try(number)) => {
+                            assert!(current.is_none() && number == last + 1, "seed {seed}");
+                            (current, last) = (Some(number), number);
+                        }
+                        Command::Promote(Try(number)) => {
+                            assert_eq!((current, used), (Some(number), false), "seed {seed}");
+                            assert_eq!(event, Event::Proved(Try(number)), "seed {seed}");
+                            (used, promoted) = (true, promoted + 1);
+                        }
+                        Command::Leave(Try(number)) => {
+                            assert_eq!(current.take(), Some(number), "seed {seed}");
+                            (used, failed) = (false, failed + 1);
+                        }
+                    }
+                }
+                assert_eq!(world.select.is_used(), used, "seed {seed}");
+                assert!(!down || (current.is_none() && world.select.wake().is_none()), "seed {seed}");
+                assert!(world.select.wake().is_none_or(|wake| wake <= world.now + seconds(300)), "seed {seed}");
+            }
+        }
+        assert!(promoted > 1000 && failed > 1000, "{promoted}, {failed}");
+    }
+}
