@@ -137,6 +137,9 @@ fn command_lines_that_make_no_sense_end_with_2() {
         assert_eq!(done.code, Some(2), "{}", done.stderr);
         assert!(done.stderr.contains("memory budget is 1048576 bytes, but pool"), "with the sum: {}", done.stderr);
         assert_eq!(serve(&["--cert", "only.pem"]).code, Some(2));
+        let done = serve(&["--listen", "127.0.0.1:0", "--rdma", "sett"]);
+        assert_eq!(done.code, Some(2), "{}", done.stderr);
+        assert!(done.stderr.contains("no dataset sett is to be served"), "{}", done.stderr);
         let done = run(["serve", "set=/no/such/*.tar", "--state-dir", state.to_str().unwrap()]);
         assert_eq!(done.code, Some(2), "{}", done.stderr);
         assert!(done.stderr.contains("/no/such"), "{}", done.stderr);
