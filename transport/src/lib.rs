@@ -10,6 +10,7 @@
 //! | [`place`] | where a group's entries lie in a lease (pure) | I/O |
 //! | [`h3`] | HTTP/3 over QUIC: both ends of the fabric, TLS | samples' meaning, catalogs |
 //! | [`rdma`] | samples by RDMA: what both ends say to each other | samples' meaning, catalogs |
+//! | [`reply`] | answers given once between threads and tasks, without an allocation for each | what is answered |
 //! | `uring` | reads from files into leases by io_uring (feature `uring`, on Linux) | what is in the files |
 //! | [`sim`] | a seeded simulated link under virtual time, and a delay line for real sockets | |
 
@@ -20,6 +21,7 @@ pub mod link;
 pub mod place;
 pub mod pool;
 pub mod rdma;
+pub mod reply;
 pub mod sim;
 #[cfg(all(feature = "uring", target_os = "linux"))]
 pub mod uring;

@@ -74,7 +74,9 @@ struct State {
     quarantined: usize,
     /// How often memory came back. Never wraps in practice.
     returns: u64,
-    /// Whom to wake at the next return, whatever it brings.
+    /// Whom to wake at the next return, whatever it brings: mostly one. The others are beside it, so that neither a return
+    /// nor polling again allocates.
+    poller: Option<Waker>,
     pollers: Vec<Waker>,
     queue: Queue,
 }
@@ -122,6 +124,7 @@ impl Slab {
             held: (0..frames).map(|_| Held::default()).collect(),
             quarantined: 0,
             returns: 0,
+            poller: None,
             pollers: Vec::new(),
             queue: Queue::default(),
         };
@@ -200,9 +203,21 @@ impl Slab {
             *seen = state.returns;
             return Poll::Ready(());
         }
-        if !state.pollers.iter().any(|waker| waker.will_wake(cx.waker())) {
-            state.pollers.push(cx.waker().clone());
-        }
+        // A clone is compared with clones: a waker and its clone may have tables of their own, and are then not known for
+        // the same.
+        let waker = cx.waker().clone();
+        let known = state.poller.iter().chain(&state.pollers).any(|known| known.will_wake(&waker));
+        let surplus = match (known, &state.poller) {
+            (true, _) => Some(waker),
+            (false, None) => state.poller.replace(waker),
+            (false, Some(_)) => {
+                state.pollers.push(waker);
+                None
+            }
+        };
+        drop(state);
+        // Dropping a waker can drop a task, and with it leases.
+        drop(surplus);
         Poll::Pending
     }
 
@@ -216,6 +231,13 @@ impl Slab {
     pub fn lease<'a>(&'a self, account: &'a Account, len: usize) -> impl Future<Output = Lease> + Send + 'a {
         assert!(self.can_lend(account, len), "a lease of {len} bytes can never be had");
         Leasing { slab: self, account, len, ticket: None }
+    }
+
+    /// How many are to be woken at the next return.
+    #[cfg(test)]
+    pub(super) fn pollers(&self) -> usize {
+        let state = self.inner.lock();
+        state.pollers.len() + usize::from(state.poller.is_some())
     }
 
     // For `lease`:
@@ -313,10 +335,11 @@ impl Inner {
             account.refund(count * self.frame);
         }
         state.returns += 1;
+        let poller = state.poller.take();
         let pollers = std::mem::take(&mut state.pollers);
         let next = self.next(&mut state);
         drop(state);
-        next.into_iter().chain(pollers).for_each(Waker::wake);
+        next.into_iter().chain(poller).chain(pollers).for_each(Waker::wake);
     }
 
     /// Whose turn it is now. To be asked after every change of what is free or held or waited for.

@@ -25,9 +25,8 @@ use std::os::fd::{AsFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
-
 use crate::pool::{Lease, Slab, SlabConfig};
+use crate::reply::{Answer, Replies, Reply};
 pub use error::{Failed, MEMLOCK, StartError, Unavailable};
 pub use steps::Alignment;
 use steps::BOUNCE;
@@ -128,13 +127,14 @@ pub struct Engine {
 }
 
 struct Shared {
+    replies: Replies<Done>,
     inbox: Mutex<Inbox>,
     bell: File,
 }
 
 #[derive(Default)]
 struct Inbox {
-    jobs: Vec<(Job, oneshot::Sender<Done>)>,
+    jobs: Vec<(Job, Reply<Done>)>,
     /// The thread waits for the kernel, and does not look here before the bell rings.
     asleep: bool,
     /// Files have been closed.
@@ -180,10 +180,10 @@ impl Engine {
         self.bounce
     }
 
-    /// Reads. What comes out of the receiver is the job's end; dropping the receiver gives the job up: what the kernel has
+    /// Reads. The answer is the job's end, and always comes; dropping it gives the job up: what the kernel has
     /// not been asked for by then is not read, and the lease goes back to its slab when the kernel is through with it.
-    pub fn read(&self, job: Job) -> oneshot::Receiver<Done> {
-        let (reply, done) = oneshot::channel();
+    pub fn read(&self, job: Job) -> Answer<Done> {
+        let (reply, done) = self.shared.replies.pair();
         if let Some(failed) = refusal(&job) {
             end(job, reply, Err(failed));
             return done;
@@ -250,7 +250,7 @@ fn refusal(job: &Job) -> Option<Failed> {
 }
 
 /// Ends a job of which the kernel has nothing.
-fn end(job: Job, reply: oneshot::Sender<Done>, result: Result<(), Failed>) {
+fn end(job: Job, reply: Reply<Done>, result: Result<(), Failed>) {
     let Job { sources, parts, lease } = job;
     // When nobody waits any more, what comes back here is dropped, and the lease with it.
     drop(reply.send(Done { lease: Some(lease), sources, parts, result }));

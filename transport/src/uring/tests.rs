@@ -6,6 +6,17 @@ use std::time::Instant;
 use super::*;
 use crate::pool::Account;
 
+/// The end of a job.
+trait Wait {
+    fn wait(self) -> Done;
+}
+
+impl Wait for Answer<Done> {
+    fn wait(self) -> Done {
+        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(self).expect("every job is ended")
+    }
+}
+
 fn slab() -> Slab {
     Slab::new(SlabConfig { capacity: 8 << 20, lock: false }).unwrap()
 }
@@ -75,7 +86,7 @@ fn read_everywhere(config: Config, direct: Option<Alignment>) {
     for _ in 0..4 {
         let parts = parts(len);
         let lease = lease(&slab, parts.last().map_or(0, |last| last.at + last.len) + 9);
-        let done = engine.read(Job { sources: vec![source.clone()], parts, lease }).blocking_recv().unwrap();
+        let done = engine.read(Job { sources: vec![source.clone()], parts, lease }).wait();
         done.result.unwrap();
         assert_holds(&done.lease.unwrap(), &done.parts);
     }
@@ -114,7 +125,7 @@ fn registered_memory_is_read_into_and_other_memory_too() {
     for (slab, direct) in [(&registered, None), (&registered, DIRECT), (&slab(), None), (&slab(), DIRECT)] {
         let parts = vec![part(4096, 8192, 0), part(77, 10_000, 8195)];
         let job = Job { sources: vec![source(&file, direct)], parts, lease: lease(slab, 20_000) };
-        let done = engine.read(job).blocking_recv().unwrap();
+        let done = engine.read(job).wait();
         done.result.unwrap();
         assert_holds(&done.lease.unwrap(), &done.parts);
     }
@@ -134,7 +145,7 @@ fn many_files_share_few_numbers_and_many_jobs_the_ring() {
             })
             .collect();
         for job in jobs {
-            let done = job.blocking_recv().unwrap();
+            let done = job.wait();
             done.result.unwrap();
             assert_holds(&done.lease.unwrap(), &done.parts);
         }
@@ -151,14 +162,14 @@ fn what_is_not_there_fails_and_says_which() {
         for (offset, len) in [(9_999, 2), (10_000, 1), (8192, 4096), (1 << 20, 1)] {
             let parts = vec![part(0, 10, 0), part(offset, len, 4096)];
             let job = Job { sources: vec![source(&file, direct)], parts, lease: lease(&slab, 10_000) };
-            let done = engine.read(job).blocking_recv().unwrap();
+            let done = engine.read(job).wait();
             assert!(matches!(done.result, Err(Failed::Ended { part: 1 })), "{offset}+{len}: {:?}", done.result);
             assert!(done.lease.is_some());
         }
     }
     let writable = Source { file: Arc::new(File::options().append(true).open(file.path()).unwrap()), direct: None };
     let job = Job { sources: vec![writable], parts: vec![part(0, 1, 0)], lease: lease(&slab, 1) };
-    let done = engine.read(job).blocking_recv().unwrap();
+    let done = engine.read(job).wait();
     assert!(matches!(&done.result, Err(Failed::Io { source, .. }) if source.raw_os_error() == Some(libc::EBADF)));
 }
 
@@ -179,7 +190,7 @@ fn nothing_out_of_bounds_reaches_the_kernel() {
     ] {
         let job = Job { sources: vec![source(&file, None)], parts: vec![wrong], lease: lease(&slab, 10) };
         let job = Job { sources: vec![Source { direct, ..job.sources[0].clone() }], ..job };
-        let done = engine.read(job).blocking_recv().unwrap();
+        let done = engine.read(job).wait();
         assert!(matches!(done.result, Err(Failed::OutOfBounds { part: 0 })), "{wrong:?}");
     }
 }
@@ -204,13 +215,13 @@ fn an_overdue_lease_is_set_aside_until_the_kernel_lets_go_of_it() {
     let engine = start(Config { depth: 2, patience: Duration::from_millis(100), ..Config::default() });
     let (source_, mut writer) = endless();
     let job = Job { sources: vec![source_], parts: vec![part(0, 10, 0)], lease: lease(&slab, 10) };
-    let done = engine.read(job).blocking_recv().unwrap();
+    let done = engine.read(job).wait();
     assert!(matches!(done.result, Err(Failed::Overdue { part: 0, .. })), "{:?}", done.result);
     assert!(done.lease.is_none());
     assert_eq!(slab.usage().quarantined, slab.frame());
     // Others go on meanwhile.
     let job = Job { sources: vec![source(&file, None)], parts: vec![part(5, 10, 0)], lease: lease(&slab, 10) };
-    let done = engine.read(job).blocking_recv().unwrap();
+    let done = engine.read(job).wait();
     assert_holds(&done.lease.unwrap(), &done.parts);
     writer.write_all(b"0123456789").unwrap();
     until("the lease is back", || slab.usage().free == slab.capacity());
@@ -224,14 +235,14 @@ fn who_waits_behind_a_stuck_ring_is_told_and_gets_the_lease_back() {
     let job = |source, len| Job { sources: vec![source], parts: vec![part(0, len, 0)], lease: lease(&slab, len) };
     let stuck = engine.read(job(source_, 10));
     let behind = engine.read(job(source(&file, None), 20));
-    assert!(stuck.blocking_recv().unwrap().lease.is_none());
-    let behind = behind.blocking_recv().unwrap();
+    assert!(stuck.wait().lease.is_none());
+    let behind = behind.wait();
     assert!(matches!(behind.result, Err(Failed::Overdue { .. })), "{:?}", behind.result);
     assert_eq!(behind.lease.map(|lease| lease.len()), Some(20));
     // The other end is gone: the read ends, if with nothing.
     drop(writer);
     until("the lease is back", || slab.usage().free == slab.capacity());
-    assert!(engine.read(job(source(&file, None), 20)).blocking_recv().unwrap().result.is_ok());
+    assert!(engine.read(job(source(&file, None), 20)).wait().result.is_ok());
 }
 
 #[test]
@@ -263,12 +274,12 @@ fn closing_ends_what_waits_and_waits_for_what_flies() {
     until("the kernel has it", || Arc::strong_count(&pipe) > 2);
     engine.close();
     for waiting in waiting {
-        let done = waiting.blocking_recv().unwrap();
+        let done = waiting.wait();
         assert!(matches!(done.result, Err(Failed::Closed)) && done.lease.is_some());
     }
-    assert!(matches!(engine.read(job()).blocking_recv().unwrap().result, Err(Failed::Closed)));
+    assert!(matches!(engine.read(job()).wait().result, Err(Failed::Closed)));
     writer.write_all(b"0123456789").unwrap();
-    let done = flying.blocking_recv().unwrap();
+    let done = flying.wait();
     done.result.unwrap();
     assert_eq!(&done.lease.unwrap()[..], b"0123456789");
     until("all leases are back", || slab.usage().free == slab.capacity());
@@ -283,7 +294,7 @@ fn memory_that_the_kernel_never_lets_go_of_is_never_lent_again() {
     let done = engine.read(job);
     until("the kernel has it", || Arc::strong_count(&source.file) > 2);
     drop(engine);
-    assert!(done.blocking_recv().unwrap().lease.is_none());
+    assert!(done.wait().lease.is_none());
     // The thread gives up after a while; the file is let go of, the lease is not.
     until("the thread is gone", || Arc::strong_count(&source.file) == 1);
     assert_eq!(slab.usage().quarantined, slab.frame());
@@ -300,7 +311,7 @@ fn a_closed_file_is_let_go_of_by_the_ring_too() {
     for _ in 0..2 {
         writer.write_all(b"0123456789").unwrap();
         let job = Job { sources: vec![source.clone()], parts: vec![part(0, 10, 0)], lease: lease(&slab, 10) };
-        engine.read(job).blocking_recv().unwrap().result.unwrap();
+        engine.read(job).wait().result.unwrap();
     }
     drop(source);
     engine.sweep();
@@ -316,6 +327,6 @@ fn a_file_that_shrinks_under_a_long_read_is_noticed() {
     file.as_file().rewind().unwrap();
     let job =
         Job { sources: vec![source(&file, None)], parts: vec![part(0, 3 << 20, 0)], lease: lease(&slab, 3 << 20) };
-    let done = engine.read(job).blocking_recv().unwrap();
+    let done = engine.read(job).wait();
     assert!(matches!(done.result, Err(Failed::Ended { part: 0 })), "{:?}", done.result);
 }

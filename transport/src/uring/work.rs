@@ -7,13 +7,12 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tokio::sync::oneshot;
-
 use super::ring::{Reading, Ring, WOKEN};
 use super::steps::{BOUNCE, Step, step};
 use super::table::{Change, Table};
 use super::{Config, Done, Failed, Handle, Inbox, Job, Part, Registered, Shared, Source, Target, Unavailable};
 use crate::pool::{Account, Lease, Quarantined, Slab};
+use crate::reply::{Replies, Reply};
 
 /// Tokens from here on are of changes of the table; below, of operations.
 const CHANGES: u64 = 1 << 32;
@@ -46,10 +45,11 @@ pub(super) fn run(settings: Settings, tell: &SyncSender<Started>) {
     let work = Work {
         table: Table::new(registered.files),
         ring,
-        shared: Arc::new(Shared { inbox: Mutex::new(Inbox::default()), bell }),
+        shared: Arc::new(Shared { replies: Replies::new(), inbox: Mutex::new(Inbox::default()), bell }),
         depth: depth as usize,
         patience: config.patience,
         bounce: (0..pieces).filter_map(|_| lend()).collect(),
+        taken: Vec::new(),
         batches: Vec::new(),
         spare: Vec::new(),
         line: VecDeque::new(),
@@ -72,6 +72,8 @@ struct Work {
     patience: Duration,
     /// Bounce memory that no operation has.
     bounce: Vec<Lease>,
+    /// Empty: memory that takes turns with the inbox's.
+    taken: Vec<(Job, Reply<Done>)>,
     /// By number.
     batches: Vec<Option<Batch>>,
     /// Numbers of no batch.
@@ -95,7 +97,7 @@ struct Batch {
     parts: Vec<Part>,
     /// Where the kernel writes.
     lease: Held,
-    reply: Option<oneshot::Sender<Done>>,
+    reply: Option<Reply<Done>>,
     /// The part of which the next operation is, and how many of its bytes those before it bring.
     part: usize,
     asked: usize,
@@ -175,15 +177,17 @@ impl Work {
 
     /// Takes what is in the inbox. From then on until the next time, the bell is rung for what is put there.
     fn accept(&mut self) {
-        let (jobs, sweep) = {
+        let mut jobs = std::mem::take(&mut self.taken);
+        let sweep = {
             let mut inbox = self.shared.inbox();
             inbox.asleep = true;
             if inbox.closed && self.closed.is_none() {
                 self.closed = Some(Instant::now());
             }
-            (std::mem::take(&mut inbox.jobs), std::mem::take(&mut inbox.sweep))
+            std::mem::swap(&mut inbox.jobs, &mut jobs);
+            std::mem::take(&mut inbox.sweep)
         };
-        for (Job { sources, parts, lease }, reply) in jobs {
+        for (Job { sources, parts, lease }, reply) in jobs.drain(..) {
             let batch = Batch {
                 sources,
                 parts,
@@ -202,6 +206,7 @@ impl Work {
             self.batches[number as usize] = Some(batch);
             self.line.push_back(number);
         }
+        self.taken = jobs;
         if sweep {
             while let Some(change) = self.table.sweep() {
                 self.change(change);
@@ -232,7 +237,7 @@ impl Work {
         while let Some(&number) = self.line.front() {
             let batch = self.batches[number as usize].as_mut().expect("in line");
             batch.skip_done();
-            let given_up = batch.reply.as_ref().is_none_or(oneshot::Sender::is_closed);
+            let given_up = batch.reply.as_ref().is_none_or(Reply::is_closed);
             if batch.failed.is_some() || given_up || batch.part == batch.parts.len() {
                 self.line.pop_front();
                 self.settle(number);
@@ -348,7 +353,7 @@ impl Work {
     /// Ends a batch of which nothing is left to do, unless the kernel still has some of it.
     fn settle(&mut self, number: u32) {
         let Some(batch) = &mut self.batches[number as usize] else { return };
-        let given_up = batch.reply.as_ref().is_none_or(oneshot::Sender::is_closed);
+        let given_up = batch.reply.as_ref().is_none_or(Reply::is_closed);
         let asked = batch.part == batch.parts.len() || batch.failed.is_some() || given_up;
         if batch.flying > 0 || !asked {
             return;
