@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use forebay_transport::pool::Lease;
-use tokio::sync::oneshot;
+use forebay_transport::reply::{Replies, Reply};
 
 use super::files::{Files, bounds, by_place, changed, most_files};
 use super::{Read, ReadDone, ReadError, Reading, Store};
@@ -41,6 +41,7 @@ pub struct PreadStore {
 }
 
 struct Shared {
+    replies: Replies<ReadDone>,
     files: Files<File>,
     line: Mutex<Line>,
     /// Something was put in line, or the store was closed.
@@ -57,7 +58,7 @@ struct Line {
 struct Job {
     reads: Vec<Read>,
     lease: Lease,
-    reply: oneshot::Sender<ReadDone>,
+    reply: Reply<ReadDone>,
 }
 
 impl Job {
@@ -75,7 +76,8 @@ impl PreadStore {
     /// When a thread cannot be started.
     pub fn new(shards: Vec<ShardFile>, config: PreadConfig) -> io::Result<PreadStore> {
         let files = Files::new(shards, config.files.min(most_files()));
-        let shared = Arc::new(Shared { files, line: Mutex::default(), changed: Condvar::new() });
+        let shared =
+            Arc::new(Shared { replies: Replies::new(), files, line: Mutex::default(), changed: Condvar::new() });
         // From here on dropping it ends the threads that were started.
         let store = PreadStore { shared };
         for n in 0..config.threads.max(1) {
@@ -107,7 +109,7 @@ impl Drop for PreadStore {
 impl Store for PreadStore {
     fn read(&self, reads: Vec<Read>, lease: Lease) -> Reading<'_> {
         Box::pin(async move {
-            let (reply, done) = oneshot::channel();
+            let (reply, done) = self.shared.replies.pair();
             self.shared.put(Job { reads, lease, reply });
             done.await.expect("every job is ended")
         })

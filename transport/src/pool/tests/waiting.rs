@@ -55,6 +55,23 @@ fn what_came_back_before_the_poll_is_noticed() {
 }
 
 #[test]
+fn who_polls_often_is_kept_once_and_all_are_woken() {
+    let slab = slab(1);
+    let lease = slab.try_lease(&anyone(), 1).unwrap();
+    let counted = [counted(), counted()];
+    let mut seen = 0;
+    for _ in 0..3 {
+        for (_, waker) in &counted {
+            assert_eq!(slab.poll_returned(&mut Context::from_waker(waker), &mut seen), Poll::Pending);
+        }
+    }
+    assert_eq!(slab.pollers(), 2);
+    drop(lease);
+    assert_eq!(counted.map(|(woken, _)| woken.taken()), [1, 1]);
+    assert_eq!(slab.pollers(), 0);
+}
+
+#[test]
 fn shrinking_wakes_too() {
     let slab = slab(2);
     let account = anyone();
