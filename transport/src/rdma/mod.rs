@@ -5,11 +5,13 @@
 //! | [`frame`] | what a client sends, and the 32 bits that an answer ends with (pure) | verbs |
 //! | [`table`] | what a server's answer says: entries, or a problem (pure) | verbs |
 //! | [`hello`] | what connecting says (pure) | verbs |
+//! | [`offer`] | what a server answers to who asks for a ticket | verbs |
 //! | [`tickets`] | who may connect: the clock is passed in | verbs, clocks |
 //!
 //! These are always built, so that a program without verbs knows the bytes as well, and tests of them need no device.
 
 pub mod frame;
 pub mod hello;
+pub mod offer;
 pub mod table;
 pub mod tickets;
