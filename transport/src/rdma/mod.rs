@@ -7,11 +7,18 @@
 //! | [`hello`] | what connecting says (pure) | verbs |
 //! | [`offer`] | what a server answers to who asks for a ticket | verbs |
 //! | [`tickets`] | who may connect: the clock is passed in | verbs, clocks |
+//! | `library` | what rdma-core's libraries export, looked up when first needed | what is done with it |
+//! | `device` | devices, ports and their addresses, as they are now | connections |
 //!
-//! These are always built, so that a program without verbs knows the bytes as well, and tests of them need no device.
+//! `library` and `device` are built on Linux with feature `rdma`. The others always are, so that a program without verbs knows
+//! the bytes as well, and tests of them need no device.
 
+#[cfg(all(feature = "rdma", target_os = "linux"))]
+pub mod device;
 pub mod frame;
 pub mod hello;
+#[cfg(all(feature = "rdma", target_os = "linux"))]
+mod library;
 pub mod offer;
 pub mod table;
 pub mod tickets;
