@@ -106,7 +106,8 @@ fn look(verbs: &'static Verbs, device: *mut ibv_device) -> Result<Device, Error>
 /// The name of `device`, of a list that is not freed yet or of a context that is open.
 pub(super) fn name(verbs: &Verbs, device: *mut ibv_device) -> String {
     // SAFETY: the device is of a list or a context that lives; its name is text that ends with a zero, in the device itself.
-    unsafe { CStr::from_ptr((verbs.get_device_name)(device)) }.to_string_lossy().into_owned()
+    let name = unsafe { CStr::from_ptr((verbs.get_device_name)(device)) };
+    name.to_string_lossy().into_owned()
 }
 
 /// The system's list of devices; freed when dropped.
@@ -220,7 +221,8 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: open, closed once, and nothing that was made of it lives: whatever is made of it keeps it. Failing would leave a descriptor open.
+        // SAFETY: open, closed once, and nothing that was made of it lives: whatever is made of it keeps it. Failing would leave
+        // a descriptor open.
         let _ = unsafe { (self.verbs.close_device)(self.raw.as_ptr()) };
     }
 }
