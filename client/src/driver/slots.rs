@@ -26,10 +26,7 @@ pub(super) struct Slots {
     next: u16,
     /// Whose turn it is to go first, so that room on the link and memory are shared fairly.
     turn: u16,
-    /// Memory that is used again.
     actions: Vec<Action>,
-    events: VecDeque<(u16, Event)>,
-    ids: Vec<u16>,
 }
 
 impl Slots {
@@ -65,57 +62,50 @@ impl Slots {
 
     /// Ticks the machines whose time has come; whether there were any.
     pub(super) fn tick(&mut self, now: Duration, path: &mut Path) -> bool {
-        let mut due = std::mem::take(&mut self.ids);
-        due.clear();
-        due.extend(self.slots.iter().filter(|(_, slot)| slot.wake.is_some_and(|wake| wake <= now)).map(|(&id, _)| id));
+        let due: Vec<u16> = self
+            .slots
+            .iter()
+            .filter(|(_, slot)| slot.wake.is_some_and(|wake| wake <= now))
+            .map(|(&id, _)| id)
+            .collect();
         for &id in &due {
             if let Some(slot) = self.slots.get_mut(&id) {
                 slot.wake = None;
             }
             self.step(now, id, Event::Tick, path);
         }
-        let any = !due.is_empty();
-        self.ids = due;
-        any
+        !due.is_empty()
     }
 
     /// Tells those that were refused that the link may have room now.
     pub(super) fn retry_refused(&mut self, now: Duration, path: &mut Path) {
-        let ids = self.in_turn();
-        for &id in &ids {
+        for id in self.in_turn() {
             if let Some(slot) = self.slots.get_mut(&id)
                 && std::mem::take(&mut slot.refused)
             {
                 self.step(now, id, Event::Room, path);
             }
         }
-        self.ids = ids;
     }
 
     pub(super) fn close_all(&mut self, now: Duration, path: &mut Path) {
-        let ids = self.in_turn();
-        for &id in &ids {
+        for id in self.in_turn() {
             if self.slots.get(&id).is_some_and(|slot| !slot.closing) {
                 self.step(now, id, Event::Close, path);
             }
         }
-        self.ids = ids;
     }
 
     pub(super) fn step_all(&mut self, now: Duration, mut event: impl FnMut() -> Event, path: &mut Path) {
-        let ids = self.in_turn();
-        for &id in &ids {
+        for id in self.in_turn() {
             self.step(now, id, event(), path);
         }
-        self.ids = ids;
     }
 
-    /// All ids, beginning with another one each time. Their memory is to be put back.
+    /// All ids, beginning with another one each time.
     fn in_turn(&mut self) -> Vec<u16> {
         let split = self.turn;
-        let mut ids = std::mem::take(&mut self.ids);
-        ids.clear();
-        ids.extend(self.slots.range(split..).map(|(&id, _)| id));
+        let mut ids: Vec<u16> = self.slots.range(split..).map(|(&id, _)| id).collect();
         ids.extend(self.slots.range(..split).map(|(&id, _)| id));
         self.turn = ids.get(1).or(ids.first()).copied().unwrap_or(0);
         ids
@@ -123,8 +113,7 @@ impl Slots {
 
     /// One step of one machine, and of all those that its actions concern.
     pub(super) fn step(&mut self, now: Duration, id: u16, event: Event, path: &mut Path) {
-        let mut events = std::mem::take(&mut self.events);
-        events.push_back((id, event));
+        let mut events = VecDeque::from([(id, event)]);
         while let Some((id, event)) = events.pop_front() {
             // An event for a machine that has ended is late, not wrong; a completion's lease goes back as it is dropped.
             let Some(slot) = self.slots.get_mut(&id) else { continue };
@@ -136,7 +125,6 @@ impl Slots {
             }
             self.actions = actions;
         }
-        self.events = events;
     }
 
     fn act(&mut self, id: u16, action: Action, path: &mut Path, events: &mut VecDeque<(u16, Event)>) {
