@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 
 use forebay_transport::Version;
 use forebay_transport::dial::{Dialer, Document};
@@ -420,15 +421,23 @@ fn encode(text: &str) -> String {
 /// Runs a future of this crate on a thread that has no runtime.
 pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark(std::thread::Thread);
-    impl std::task::Wake for Unpark {
+    impl Wake for Unpark {
         fn wake(self: Arc<Self>) {
             self.0.unpark();
         }
     }
-    let waker = std::task::Waker::from(Arc::new(Unpark(std::thread::current())));
+    fn waker() -> Waker {
+        Waker::from(Arc::new(Unpark(std::thread::current())))
+    }
+    thread_local! {
+        // One for all calls: a thread that takes batch after batch allocates nothing for it.
+        static WAKER: Waker = waker();
+    }
+    // The thread may be ending, and drop a loader that it kept.
+    let waker = WAKER.try_with(Waker::clone).unwrap_or_else(|_| waker());
     let mut future = std::pin::pin!(future);
     loop {
-        if let std::task::Poll::Ready(output) = future.as_mut().poll(&mut std::task::Context::from_waker(&waker)) {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
             return output;
         }
         std::thread::park();

@@ -11,11 +11,11 @@ use std::time::Duration;
 use forebay_server::catalog::{BuildRequest, Dataset, Monitor, build, resolve};
 use forebay_server::local::LocalFabric;
 use forebay_server::serve::{Registry, Served, State};
-use forebay_server::store::{Fault, Faulty, PreadConfig, PreadStore, Store};
+use forebay_server::store::{Fault, Faulty, PreadConfig, PreadStore, Read, Reading, Store};
 use forebay_transport::Version;
 use forebay_transport::dial::Dialer;
 use forebay_transport::link::{Completion, Failure, Fetch, Link, LinkError, Status, Tag};
-use forebay_transport::pool::{Account, Slab, SlabConfig};
+use forebay_transport::pool::{Account, Lease, Slab, SlabConfig};
 use forebay_transport::sim::conformance::{Rig, check_all};
 use forebay_transport::sim::{Content, Known};
 use tokio::runtime::Runtime;
@@ -201,6 +201,23 @@ fn a_shard_that_changes_ends_the_version() {
         assert!(matches!(&error, LinkError::DatasetChanged(why) if why.contains("a.tar")), "{error}");
     }
     assert!(matches!(world.registry.get("content"), Some(State::Changed { .. })));
+}
+
+/// A store that breaks.
+struct Broken;
+
+impl Store for Broken {
+    fn read(&self, _: Vec<Read>, _: Lease) -> Reading<'_> {
+        panic!("this store is broken")
+    }
+}
+
+/// Nobody waits for ever for an operation of which nobody can say what became of it.
+#[test]
+#[should_panic(expected = "this store is broken")]
+fn a_panic_in_an_operation_is_one_of_who_waits_for_it() {
+    let mut world = World::new(World::content(), |_| Arc::new(Broken));
+    one(&mut world, &[1]);
 }
 
 /// Documents are the server's own.

@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::link::Link;
+use crate::pool::Slab;
 
 /// A path that stands: samples come over the link, documents are asked for beside it.
 pub struct Dialled {
@@ -35,6 +36,50 @@ pub trait Dialer: Send + Sync {
     fn peer(&self) -> &str;
     /// Makes a path, within a time that it bounds itself. Called, and polled, on the client's tokio runtime.
     fn dial(&self) -> Dialling;
+}
+
+/// What [`RailDialer::dial`] returns. The link has proved itself: bytes came over it and were what was asked for.
+pub type RailDialling = Pin<Box<dyn Future<Output = Result<Box<dyn Link>, RailError>> + Send>>;
+
+/// Makes links of a faster fabric beside a path that stands, to the same server: a rail. It is made with what the path
+/// knows, and is of no use without it.
+pub trait RailDialer: Send + Sync {
+    /// The fabric's name, for messages, and for the path of the route that lets clients in: `rdma`.
+    fn fabric(&self) -> &str;
+    /// Makes a link that reads one dataset into leases of `pool`, and tries it. `offer` is the answer to a `POST` to
+    /// `/v1/datasets/{dataset}/{fabric}`; it is asked for when it is first polled, so that who cannot use it need not.
+    ///
+    /// Called, and polled, on the client's tokio runtime, which has one thread: what takes long goes elsewhere. The future is
+    /// dropped when nobody waits for it any more: after a second, or when the path that the offer came over is gone.
+    fn dial(&self, offer: Asking, pool: &Slab) -> RailDialling;
+}
+
+/// Why there is no rail, for people.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RailError {
+    /// It may work the next time: soon, and then after pauses that grow.
+    #[error("{0}")]
+    Failed(String),
+    /// It is not for us, or not to be had here: asking again soon would not change that.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// A rail that there is not: says why whenever it is dialled.
+#[derive(Clone, Debug)]
+pub struct NoRail {
+    pub fabric: String,
+    pub why: String,
+}
+
+impl RailDialer for NoRail {
+    fn fabric(&self) -> &str {
+        &self.fabric
+    }
+
+    fn dial(&self, _: Asking, _: &Slab) -> RailDialling {
+        Box::pin(std::future::ready(Err(RailError::Refused(self.why.clone()))))
+    }
 }
 
 /// A control document, or the problem document in its place.

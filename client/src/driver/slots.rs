@@ -26,7 +26,10 @@ pub(super) struct Slots {
     next: u16,
     /// Whose turn it is to go first, so that room on the link and memory are shared fairly.
     turn: u16,
+    /// Memory that is used again.
     actions: Vec<Action>,
+    events: VecDeque<(u16, Event)>,
+    ids: Vec<u16>,
 }
 
 impl Slots {
@@ -62,50 +65,57 @@ impl Slots {
 
     /// Ticks the machines whose time has come; whether there were any.
     pub(super) fn tick(&mut self, now: Duration, path: &mut Path) -> bool {
-        let due: Vec<u16> = self
-            .slots
-            .iter()
-            .filter(|(_, slot)| slot.wake.is_some_and(|wake| wake <= now))
-            .map(|(&id, _)| id)
-            .collect();
+        let mut due = std::mem::take(&mut self.ids);
+        due.clear();
+        due.extend(self.slots.iter().filter(|(_, slot)| slot.wake.is_some_and(|wake| wake <= now)).map(|(&id, _)| id));
         for &id in &due {
             if let Some(slot) = self.slots.get_mut(&id) {
                 slot.wake = None;
             }
             self.step(now, id, Event::Tick, path);
         }
-        !due.is_empty()
+        let any = !due.is_empty();
+        self.ids = due;
+        any
     }
 
     /// Tells those that were refused that the link may have room now.
     pub(super) fn retry_refused(&mut self, now: Duration, path: &mut Path) {
-        for id in self.in_turn() {
+        let ids = self.in_turn();
+        for &id in &ids {
             if let Some(slot) = self.slots.get_mut(&id)
                 && std::mem::take(&mut slot.refused)
             {
                 self.step(now, id, Event::Room, path);
             }
         }
+        self.ids = ids;
     }
 
     pub(super) fn close_all(&mut self, now: Duration, path: &mut Path) {
-        for id in self.in_turn() {
+        let ids = self.in_turn();
+        for &id in &ids {
             if self.slots.get(&id).is_some_and(|slot| !slot.closing) {
                 self.step(now, id, Event::Close, path);
             }
         }
+        self.ids = ids;
     }
 
     pub(super) fn step_all(&mut self, now: Duration, mut event: impl FnMut() -> Event, path: &mut Path) {
-        for id in self.in_turn() {
+        let ids = self.in_turn();
+        for &id in &ids {
             self.step(now, id, event(), path);
         }
+        self.ids = ids;
     }
 
-    /// All ids, beginning with another one each time.
+    /// All ids, beginning with another one each time. Their memory is to be put back.
     fn in_turn(&mut self) -> Vec<u16> {
         let split = self.turn;
-        let mut ids: Vec<u16> = self.slots.range(split..).map(|(&id, _)| id).collect();
+        let mut ids = std::mem::take(&mut self.ids);
+        ids.clear();
+        ids.extend(self.slots.range(split..).map(|(&id, _)| id));
         ids.extend(self.slots.range(..split).map(|(&id, _)| id));
         self.turn = ids.get(1).or(ids.first()).copied().unwrap_or(0);
         ids
@@ -113,7 +123,8 @@ impl Slots {
 
     /// One step of one machine, and of all those that its actions concern.
     pub(super) fn step(&mut self, now: Duration, id: u16, event: Event, path: &mut Path) {
-        let mut events = VecDeque::from([(id, event)]);
+        let mut events = std::mem::take(&mut self.events);
+        events.push_back((id, event));
         while let Some((id, event)) = events.pop_front() {
             // An event for a machine that has ended is late, not wrong; a completion's lease goes back as it is dropped.
             let Some(slot) = self.slots.get_mut(&id) else { continue };
@@ -125,6 +136,7 @@ impl Slots {
             }
             self.actions = actions;
         }
+        self.events = events;
     }
 
     fn act(&mut self, id: u16, action: Action, path: &mut Path, events: &mut VecDeque<(u16, Event)>) {

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use forebay_transport::pool::View;
 
+use super::tables::Shelf;
+
 /// One step's samples, in the plan's order. Dropping it (and the samples and views taken from it) gives the memory back.
 #[derive(Clone)]
 pub struct Batch {
@@ -23,6 +25,7 @@ pub(super) struct Table {
     pub samples: Vec<Row>,
     /// Of each sample, each field: `samples.len() * names.len()`.
     pub cells: Vec<Cell>,
+    pub shelf: Arc<Shelf>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -94,6 +97,12 @@ impl Batch {
     }
 }
 
+impl Drop for Batch {
+    fn drop(&mut self) {
+        self.table.shelf.leave(std::mem::take(&mut self.views));
+    }
+}
+
 impl fmt::Debug for Batch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Batch(epoch {}, step {}, {} samples)", self.epoch(), self.step(), self.len())
@@ -101,6 +110,16 @@ impl fmt::Debug for Batch {
 }
 
 impl Table {
+    pub(super) fn new(names: Arc<[Arc<str>]>, shelf: Arc<Shelf>) -> Table {
+        Table { epoch: 0, step: 0, first_position: 0, names, samples: Vec::new(), cells: Vec::new(), shelf }
+    }
+
+    /// Without samples, but with their memory.
+    pub(super) fn clear(&mut self) {
+        self.samples.clear();
+        self.cells.clear();
+    }
+
     fn cell(&self, sample: usize, field: usize) -> Cell {
         let fields = self.names.len();
         if field >= fields { None } else { self.cells[sample * fields + field] }

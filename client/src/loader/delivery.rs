@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use forebay_transport::pool::View;
-
 use super::batch::{Row, Table};
 use super::machine::{Head, Machine};
 use super::segment::{Segment, State};
@@ -73,10 +71,11 @@ impl Machine {
     fn deliver_one(&mut self, head: Head, out: &mut Vec<Action>) -> Result<(), LoaderError> {
         self.count_skips(head, out)?;
         let (len, fields) = ((head.end - head.first) as usize, self.source.fields.len());
-        let mut rows = Vec::with_capacity(len);
-        let mut cells = Vec::with_capacity(len * fields);
-        let mut views: Vec<View> = Vec::new();
-        let mut placed: Vec<u32> = Vec::new();
+        let (mut table, mut views) = self.tables.take();
+        let Table { epoch, step, first_position, samples: rows, cells, .. } =
+            Arc::get_mut(&mut table).expect("nobody else has a table that is not delivered");
+        (*epoch, *step, *first_position) = (head.epoch, head.step, self.plan.position(head.first));
+        let mut placed = std::mem::take(&mut self.placed);
         while let Some(segment) = self.ahead.front_mut().filter(|segment| segment.overlaps(head)) {
             placed.clear();
             placed.resize(segment.parts.len(), NO_VIEW);
@@ -108,12 +107,9 @@ impl Machine {
                 self.spare_segments.push(done);
             }
         }
-        fill(&mut rows, &mut cells, fields);
-        let first_position = self.plan.position(head.first);
-        let (epoch, step, names) = (head.epoch, head.step, self.source.names.clone());
-        let table = Arc::new(Table { epoch, step, first_position, names, samples: rows, cells });
-        self.delivered.retain(|table| table.strong_count() > 0);
-        self.delivered.push(Arc::downgrade(&table));
+        self.placed = placed;
+        fill(rows, cells, fields);
+        self.tables.deliver(&table);
         let batch = Batch { table, views };
         self.stats.batches += 1;
         self.stats.samples += len as u64;

@@ -5,17 +5,17 @@
 //! its turn comes. So each eviction serves the head, the head never gives way to anything, and each of its samples is
 //! asked for a bounded number of times: that is why the machine always gets on. (The rest is in `memory`.)
 
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::Weak;
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use forebay_transport::link::{Completion, Entry, Fetch, LinkError, LinkStats, Tag};
 use forebay_transport::pool::{Account, Lease, Slab};
 
-use super::batch::Table;
 use super::limit::Limit;
 use super::memory::Blocked;
+use super::ops::Ops;
 use super::segment::{Segment, Slot};
+use super::tables::Tables;
 use super::{Action, Event, FetchError, LoaderConfig, LoaderError, LoaderStats, Reason, Source};
 use crate::fetch::Backoff;
 use crate::plan::{EpochOrder, Plan};
@@ -78,7 +78,7 @@ pub struct Machine {
     pub(super) planned: (u64, u64),
     pub(super) order: Option<(u64, EpochOrder)>,
     pub(super) next_id: u64,
-    pub(super) ops: BTreeMap<u64, Op>,
+    pub(super) ops: Ops,
     pub(super) next_tag: u64,
     /// Given back by the link, in order; their operations are in `ops`.
     pub(super) refused: VecDeque<Fetch>,
@@ -113,8 +113,9 @@ pub struct Machine {
     pub(super) packed: (u32, bool),
     pub(super) limit: Limit,
     pub(super) wake: Option<Duration>,
-    /// Batches that the consumer may still hold.
-    pub(super) delivered: Vec<Weak<Table>>,
+    pub(super) tables: Tables,
+    /// Memory that is used again.
+    pub(super) placed: Vec<u32>,
     pub(super) spare_segments: Vec<Segment>,
     pub(super) spare_ordinals: Vec<Vec<u64>>,
     pub(super) spare_entries: Vec<Vec<Entry>>,
@@ -136,7 +137,7 @@ impl Machine {
             planned: (config.first_epoch, 0),
             order: None,
             next_id: 0,
-            ops: BTreeMap::new(),
+            ops: Ops::default(),
             next_tag: 0,
             refused: VecDeque::new(),
             flying_bytes: 0,
@@ -159,7 +160,8 @@ impl Machine {
             packed: (0, false),
             limit: Limit::default(),
             wake: None,
-            delivered: Vec::new(),
+            tables: Tables::new(source.names.clone()),
+            placed: Vec::new(),
             spare_segments: Vec::new(),
             spare_ordinals: Vec::new(),
             spare_entries: Vec::new(),
@@ -221,7 +223,7 @@ impl Machine {
             Event::Completed(completion) => self.completed(completion, out),
             Event::Refused(fetch) => {
                 self.link_full = true;
-                match self.ops.get(&fetch.tag.0) {
+                match self.ops.get(fetch.tag.0) {
                     Some(op) if !op.orphan => self.refused.push_back(fetch),
                     Some(_) => drop(self.forget(fetch.tag, fetch.lease)),
                     None => {}
@@ -351,7 +353,7 @@ impl Machine {
 
     /// Takes an operation out of the books.
     pub(super) fn forget(&mut self, tag: Tag, lease: Lease) -> Option<(Op, Lease)> {
-        let op = self.ops.remove(&tag.0)?;
+        let op = self.ops.remove(tag.0)?;
         self.flying_bytes -= op.bytes;
         if op.orphan {
             self.orphan_bytes -= op.bytes;

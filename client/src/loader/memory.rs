@@ -160,7 +160,7 @@ impl Machine {
         self.ready_bytes -= segment.ready_bytes();
         if segment.flying > 0 {
             let of_it = self.ops.iter_mut().filter(|(_, op)| op.segment == segment.id && !op.orphan);
-            for (&tag, op) in of_it {
+            for (tag, op) in of_it {
                 op.orphan = true;
                 self.orphans += 1;
                 self.orphan_bytes += op.bytes;
@@ -173,7 +173,7 @@ impl Machine {
             }
             // What the link never took does not come back either.
             for fetch in std::mem::take(&mut self.refused) {
-                if self.ops.get(&fetch.tag.0).is_some_and(|op| op.orphan) {
+                if self.ops.get(fetch.tag.0).is_some_and(|op| op.orphan) {
                     self.forget(fetch.tag, fetch.lease);
                 } else {
                     self.refused.push_back(fetch);
@@ -301,7 +301,6 @@ impl Machine {
     fn exhausted(&self, needed: u64, waited: Duration) -> LoaderError {
         let (consumer, others) = self.holders();
         let usage = self.slab.usage();
-        let kept = self.delivered.iter().filter_map(|table| table.upgrade());
         LoaderError::PoolExhausted(Box::new(PoolExhausted {
             dataset: self.source.dataset.clone(),
             pool: self.pool(),
@@ -312,7 +311,7 @@ impl Machine {
             others,
             free: usage.free as u64,
             longest_free: usage.longest_free as u64,
-            kept: kept.map(|table| (table.epoch, table.step)).take(16).collect(),
+            kept: self.tables.held().take(16).collect(),
             waited,
         }))
     }

@@ -11,10 +11,12 @@ mod event;
 mod limit;
 mod machine;
 mod memory;
+mod ops;
 mod requests;
 mod segment;
 mod source;
 mod stats;
+mod tables;
 
 pub use batch::{Batch, Sample};
 pub use config::{LoaderConfig, OnError};

@@ -1,10 +1,14 @@
-//! Which path samples take, and why. Pure: `(now, event) → commands`.
+//! Which path samples take, and why. Pure: `(now, event) → commands`. A [`Rail`] carries them out as far as links go.
 //!
 //! There is always a first path, over which documents come as well. Beside it there may be a rail: a faster one, which is
 //! probed while samples come over the first, is used when it has proved itself, is left when it breaks, and is tried again
 //! after pauses that grow. Each try has a number; what is said of an earlier one than the last is late, and ignored.
 
+mod rail;
+
 use std::time::Duration;
+
+pub use rail::{Change, Rail};
 
 use crate::fetch::{Backoff, RetryConfig};
 
@@ -64,9 +68,12 @@ pub enum Command {
     Leave(Try),
 }
 
-enum Rail {
-    /// The first path does not stand.
-    Idle,
+enum State {
+    /// The first path does not stand. A pause that began before it was lost is kept to all the same: or a rail that fails would
+    /// be tried as often as a path is lost.
+    Idle {
+        until: Option<Duration>,
+    },
     Probing {
         since: Duration,
     },
@@ -75,6 +82,8 @@ enum Rail {
     },
     Paused {
         until: Duration,
+        /// By the server's word, which was that session's.
+        refused: bool,
     },
 }
 
@@ -83,7 +92,7 @@ pub struct Select {
     config: SelectConfig,
     fabric: String,
     backoff: Backoff,
-    rail: Rail,
+    state: State,
     number: u64,
     /// Failures in a row.
     failures: u32,
@@ -96,56 +105,82 @@ impl Select {
     pub fn new(config: SelectConfig, fabric: &str, seed: u64) -> Select {
         let pauses = RetryConfig { attempts: 0, base: config.base, ceiling: config.ceiling };
         let backoff = Backoff::new(&pauses, seed);
-        Select { config, fabric: fabric.to_owned(), backoff, rail: Rail::Idle, number: 0, failures: 0, last: None }
+        Select {
+            config,
+            fabric: fabric.to_owned(),
+            backoff,
+            state: State::Idle { until: None },
+            number: 0,
+            failures: 0,
+            last: None,
+        }
     }
 
     /// When [`Event::Tick`] is due.
     pub fn wake(&self) -> Option<Duration> {
-        match self.rail {
-            Rail::Probing { since } => Some(since.saturating_add(self.config.probe)),
-            Rail::Paused { until } => Some(until),
-            Rail::Idle | Rail::Used { .. } => None,
+        match self.state {
+            State::Probing { since } => Some(since.saturating_add(self.config.probe)),
+            State::Paused { until, .. } => Some(until),
+            State::Idle { .. } | State::Used { .. } => None,
         }
     }
 
     /// Whether samples take the rail.
     pub fn is_used(&self) -> bool {
-        matches!(self.rail, Rail::Used { .. })
+        matches!(self.state, State::Used { .. })
+    }
+
+    fn is_probing(&self) -> bool {
+        matches!(self.state, State::Probing { .. })
+    }
+
+    fn is_paused(&self) -> bool {
+        matches!(self.state, State::Paused { .. })
     }
 
     /// Why samples take the path that they take, for people.
     pub fn reason(&self) -> String {
         let Select { fabric, last, .. } = self;
         let last = last.as_ref().map(|last| format!(": {last}")).unwrap_or_default();
-        match self.rail {
-            Rail::Used { .. } => format!("{fabric} has proved itself"),
-            Rail::Probing { .. } if last.is_empty() => format!("{fabric} is being tried"),
-            Rail::Probing { .. } => format!("{fabric} is being tried again; it failed before{last}"),
-            Rail::Paused { .. } => format!("{fabric} is not used{last}"),
-            Rail::Idle => format!("there is no session that {fabric} could be asked for in{last}"),
+        match self.state {
+            State::Used { .. } => format!("{fabric} has proved itself"),
+            State::Probing { .. } if last.is_empty() => format!("{fabric} is being tried"),
+            State::Probing { .. } => format!("{fabric} is being tried again; it failed before{last}"),
+            State::Paused { .. } => format!("{fabric} is not used{last}"),
+            State::Idle { .. } => format!("there is no session that {fabric} could be asked for in{last}"),
         }
     }
 
     pub fn step(&mut self, now: Duration, event: Event, out: &mut Vec<Command>) {
         match event {
-            Event::Up if matches!(self.rail, Rail::Idle) => self.probe(now, out),
-            Event::Up => {}
+            Event::Up => match self.state {
+                State::Idle { until: Some(until) } if until > now => {
+                    self.state = State::Paused { until, refused: false }
+                }
+                State::Idle { .. } => self.probe(now, out),
+                _ => {}
+            },
             Event::Down => {
-                // It did not fail by itself: the next session may try at once.
+                // What did not fail by itself may be tried at once in the next session, as may what this one did not allow.
                 self.leave(now, out);
-                self.rail = Rail::Idle;
+                let until = match self.state {
+                    State::Paused { until, refused: false } => Some(until),
+                    State::Idle { until } => until,
+                    _ => None,
+                };
+                self.state = State::Idle { until };
             }
-            Event::Tick => match self.rail {
-                Rail::Probing { since } if now >= since.saturating_add(self.config.probe) => {
+            Event::Tick => match self.state {
+                State::Probing { since } if now >= since.saturating_add(self.config.probe) => {
                     let why = format!("it did not prove itself within {:?}", self.config.probe);
                     self.failed(now, why, out);
                 }
-                Rail::Paused { until } if now >= until => self.probe(now, out),
+                State::Paused { until, .. } if now >= until => self.probe(now, out),
                 _ => {}
             },
             Event::Proved(of) => {
-                if self.is_current(of) && matches!(self.rail, Rail::Probing { .. }) {
-                    self.rail = Rail::Used { since: now };
+                if self.is_current(of) && matches!(self.state, State::Probing { .. }) {
+                    self.state = State::Used { since: now };
                     out.push(Command::Promote(of));
                 }
             }
@@ -158,41 +193,41 @@ impl Select {
                 if self.is_current(of) {
                     self.leave(now, out);
                     // At least half of the longest pause.
-                    self.pause(now, u32::MAX, why);
+                    self.pause(now, u32::MAX, why, true);
                 }
             }
         }
     }
 
     fn is_current(&self, of: Try) -> bool {
-        of.0 == self.number && matches!(self.rail, Rail::Probing { .. } | Rail::Used { .. })
+        of.0 == self.number && matches!(self.state, State::Probing { .. } | State::Used { .. })
     }
 
     fn probe(&mut self, now: Duration, out: &mut Vec<Command>) {
         self.number += 1;
-        self.rail = Rail::Probing { since: now };
+        self.state = State::Probing { since: now };
         out.push(Command::Probe(Try(self.number)));
     }
 
     fn failed(&mut self, now: Duration, why: String, out: &mut Vec<Command>) {
         self.leave(now, out);
         self.failures = self.failures.saturating_add(1);
-        self.pause(now, self.failures, why);
+        self.pause(now, self.failures, why, false);
     }
 
     /// Ends the present try, if there is one.
     fn leave(&mut self, now: Duration, out: &mut Vec<Command>) {
-        match self.rail {
-            Rail::Used { since } if now.saturating_sub(since) >= self.config.steady => self.failures = 0,
-            Rail::Used { .. } | Rail::Probing { .. } => {}
-            Rail::Idle | Rail::Paused { .. } => return,
+        match self.state {
+            State::Used { since } if now.saturating_sub(since) >= self.config.steady => self.failures = 0,
+            State::Used { .. } | State::Probing { .. } => {}
+            State::Idle { .. } | State::Paused { .. } => return,
         }
         out.push(Command::Leave(Try(self.number)));
     }
 
-    fn pause(&mut self, now: Duration, failures: u32, why: String) {
+    fn pause(&mut self, now: Duration, failures: u32, why: String, refused: bool) {
         self.last = Some(why);
-        self.rail = Rail::Paused { until: now.saturating_add(self.backoff.delay(failures)) };
+        self.state = State::Paused { until: now.saturating_add(self.backoff.delay(failures)), refused };
     }
 }
 
@@ -297,6 +332,27 @@ mod tests {
         assert_eq!(world.step(Event::Up), [Command::Probe(Try(2))], "at once");
         assert_eq!(world.step(Event::Down), [Command::Leave(Try(2))]);
         assert_eq!(world.step(Event::Down), []);
+    }
+
+    #[test]
+    fn a_pause_outlasts_the_session_but_a_refusal_does_not() {
+        let mut world = World::new();
+        world.step(Event::Up);
+        assert_eq!(world.step(Event::Failed(Try(1), "no answer".into())), [Command::Leave(Try(1))]);
+        for _ in 0..3 {
+            assert_eq!((world.step(Event::Down), world.step(Event::Down), world.select.wake()), (vec![], vec![], None));
+            assert_eq!(world.step(Event::Up), [], "the path flaps, and the rail is as broken as before");
+        }
+        let (pause, commands) = world.wake();
+        assert!(pause >= seconds(1) / 2 && commands == [Command::Probe(Try(2))], "{pause:?}, {commands:?}");
+        assert_eq!(world.step(Event::Refused(Try(2), "not allowed".into())), [Command::Leave(Try(2))]);
+        world.step(Event::Down);
+        assert_eq!(world.step(Event::Up), [Command::Probe(Try(3))], "another session, perhaps of a server set up anew");
+        // Nor one that is over when the next session begins.
+        world.step(Event::Failed(Try(3), "no answer".into()));
+        world.step(Event::Down);
+        world.now += seconds(300);
+        assert_eq!(world.step(Event::Up), [Command::Probe(Try(4))]);
     }
 
     /// Whatever happens, in whatever order: one try at a time, each left exactly once, used only when it proved itself.

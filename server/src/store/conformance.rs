@@ -4,17 +4,18 @@
 //! runtime with time, and an empty folder.
 
 use std::fs::{self, File, FileTimes, OpenOptions};
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use forebay_transport::pool::{Account, Lease, Slab, SlabConfig};
 
-use super::{Read, ReadDone, ReadError, Store};
+use super::{Read, ReadDone, ReadError, Space, Store};
 use crate::catalog::{Identity, ShardFile};
 
 /// The sizes of the shards that the suite makes.
@@ -128,6 +129,7 @@ pub async fn bytes_into<S: Store + 'static>(slab: &Slab, dir: &Path, make: impl 
     out_of_bounds(&fixture, &store).await;
     concurrent(&fixture, &store).await;
     dropped(&fixture, &store).await;
+    one_space(&fixture, &store).await;
     fixture.others(&store, &[]).await;
 }
 
@@ -219,6 +221,27 @@ async fn dropped<S: Store>(fixture: &Fixture, store: &S) {
         drop(futures);
         fixture.returned().await;
     }
+}
+
+/// Batches one after the other in one space, also after one that failed and one that nobody waited for.
+async fn one_space<S: Store>(fixture: &Fixture, store: &Arc<S>) {
+    let mut space = Space::new();
+    let wrong = Read { shard: 3, offset: 0, len: 1, at: 0 };
+    for _ in 0..20 {
+        let lease = fixture.lease(SIZES[0]);
+        store.clone().read_in(vec![whole(0)], lease, &mut space);
+        let done = (&mut space).await;
+        done.result.unwrap();
+        assert_eq!(done.reads, [whole(0)]);
+        assert!(done.lease.iter().enumerate().all(|(offset, &found)| found == byte(0, offset)));
+        store.clone().read_in(vec![wrong], done.lease, &mut space);
+        let done = (&mut space).await;
+        assert!(matches!(done.result, Err(ReadError::OutOfBounds(read)) if read == wrong), "{:?}", done.result);
+        store.clone().read_in(vec![whole(0)], done.lease, &mut space);
+        poll_fn(|cx| Poll::Ready(_ = Pin::new(&mut space).poll(cx))).await;
+    }
+    drop(space);
+    fixture.returned().await;
 }
 
 /// What others may do to a shard's file.

@@ -46,7 +46,7 @@ where
 impl<S, F> Store for Faulty<S, F>
 where
     S: Store,
-    F: Fn(u64, &Read) -> Option<Fault> + Send + Sync,
+    F: Fn(u64, &Read) -> Option<Fault> + Send + Sync + 'static,
 {
     fn read(&self, reads: Vec<Read>, lease: Lease) -> Reading<'_> {
         let before = self.count.fetch_add(reads.len() as u64, Ordering::Relaxed);

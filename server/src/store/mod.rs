@@ -1,6 +1,6 @@
 //! How bytes get from storage into leases.
 //!
-//! - [`Store`]: the trait; [`Read`], [`ReadDone`], [`ReadError`]: what goes in and comes out.
+//! - [`Store`]: the trait; [`Read`], [`ReadDone`], [`ReadError`]: what goes in and comes out; [`Space`]: memory for that.
 //! - [`LocalStores`]: makes stores of shards that are files of this machine, read by io_uring where that is possible.
 //! - [`PreadStore`]: the same by a pool of threads.
 //! - [`Stores`]: the same wherever shards lie: `RemoteStore` (feature `remote`) reads objects elsewhere, by ranges.
@@ -24,9 +24,12 @@ mod uring;
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use forebay_transport::pool::Lease;
+use tokio_util::sync::ReusableBoxFuture;
 
 pub use coalesce::{DEFAULT_GAP, coalesce, coalesce_aligned};
 pub use elsewhere::{RemoteConfig, Stores};
@@ -83,11 +86,46 @@ pub struct ReadDone {
 /// What [`Store::read`] returns.
 pub type Reading<'a> = Pin<Box<dyn Future<Output = ReadDone> + Send + 'a>>;
 
+/// The memory of one batch of reads under way, for whoever makes one after the other: a future that is set anew by
+/// [`Store::read_in`], and allocates only when it does not fit where the last one was.
+pub struct Space(ReusableBoxFuture<'static, ReadDone>);
+
+impl Space {
+    pub fn new() -> Space {
+        Space(ReusableBoxFuture::new(std::future::pending()))
+    }
+
+    /// `reading` instead of what is there, which is dropped.
+    pub fn set(&mut self, reading: impl Future<Output = ReadDone> + Send + 'static) {
+        self.0.set(reading);
+    }
+}
+
+impl Default for Space {
+    fn default() -> Space {
+        Space::new()
+    }
+}
+
+/// The reads set last. It is not to be polled again once they are done.
+impl Future for Space {
+    type Output = ReadDone;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<ReadDone> {
+        self.0.poll(cx)
+    }
+}
+
 /// Storage that holds a fixed list of shards.
-pub trait Store: Send + Sync {
+pub trait Store: Send + Sync + 'static {
     /// Fills the lease, from when the future is first polled. Dropping the future loses the lease to no writer: the
     /// store owns it until its reads are done, and then gives it back to the slab.
     fn read(&self, reads: Vec<Read>, lease: Lease) -> Reading<'_>;
+
+    /// The same, in memory that is used again. Poll `space` for its end.
+    fn read_in(self: Arc<Self>, reads: Vec<Read>, lease: Lease, space: &mut Space) {
+        space.set(async move { self.read(reads, lease).await });
+    }
 
     /// Reads whose `offset`, `len` and `at` are all multiples of this many bytes, a power of two, are the cheapest: nothing of
     /// theirs need be copied. All others are served too. 1 when it makes no difference, which is the default.
@@ -96,9 +134,13 @@ pub trait Store: Send + Sync {
     }
 }
 
-impl<S: Store + ?Sized> Store for std::sync::Arc<S> {
+impl<S: Store + ?Sized> Store for Arc<S> {
     fn read(&self, reads: Vec<Read>, lease: Lease) -> Reading<'_> {
         (**self).read(reads, lease)
+    }
+
+    fn read_in(self: Arc<Self>, reads: Vec<Read>, lease: Lease, space: &mut Space) {
+        S::read_in(Arc::clone(&self), reads, lease, space);
     }
 
     fn align(&self) -> usize {

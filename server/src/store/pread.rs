@@ -10,7 +10,7 @@ use forebay_transport::pool::Lease;
 use forebay_transport::reply::{Replies, Reply};
 
 use super::files::{Files, bounds, by_place, changed, most_files};
-use super::{Read, ReadDone, ReadError, Reading, Store};
+use super::{Read, ReadDone, ReadError, Reading, Space, Store};
 use crate::catalog::ShardFile;
 
 /// How a [`PreadStore`] is made.
@@ -108,15 +108,21 @@ impl Drop for PreadStore {
 
 impl Store for PreadStore {
     fn read(&self, reads: Vec<Read>, lease: Lease) -> Reading<'_> {
-        Box::pin(async move {
-            let (reply, done) = self.shared.replies.pair();
-            self.shared.put(Job { reads, lease, reply });
-            done.await.expect("every job is ended")
-        })
+        Box::pin(self.shared.read(reads, lease))
+    }
+
+    fn read_in(self: Arc<Self>, reads: Vec<Read>, lease: Lease, space: &mut Space) {
+        space.set(async move { self.shared.read(reads, lease).await });
     }
 }
 
 impl Shared {
+    async fn read(&self, reads: Vec<Read>, lease: Lease) -> ReadDone {
+        let (reply, done) = self.replies.pair();
+        self.put(Job { reads, lease, reply });
+        done.await.expect("every job is ended")
+    }
+
     fn line(&self) -> MutexGuard<'_, Line> {
         self.line.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }

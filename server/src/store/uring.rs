@@ -4,23 +4,23 @@ use std::fs::File;
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 
 use forebay_transport::pool::{Account, Lease, Slab};
-use forebay_transport::uring::{
-    Alignment, Config, Done, Engine, Failed, Handle, Job, MEMLOCK, Part, Source, StartError,
-};
+use forebay_transport::uring::{Alignment, Config, Engine, Failed, Handle, Job, MEMLOCK, Part, Source, StartError};
 use rustix::fs::{AtFlags, CWD, OFlags, StatxFlags, fcntl_getfl, fcntl_setfl, statx};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use tokio::sync::{Semaphore, oneshot};
 
 use super::files::{self, Files, Shard, bounds, by_place, changed, most_files};
 use super::local::{LocalConfig, Refusal};
-use super::{Read, ReadDone, ReadError, Reading, Store};
+use super::{Read, ReadDone, ReadError, Reading, Space, Store};
 use crate::catalog::ShardFile;
 
 /// The most shards that a batch reads from at the same time.
 const SHARDS: usize = 64;
+/// The most books that are kept. What more batches than that need, they allocate.
+const BOOKS: usize = 64;
 /// So many bytes are copied out of the page cache before other tasks have a turn.
 const TURN: usize = 1 << 20;
 
@@ -216,6 +216,25 @@ struct Shared<T: Opened> {
     /// The file system says what it has cached.
     tells: AtomicBool,
     align: usize,
+    /// What batches keep their books in, while none does.
+    books: Mutex<Vec<Books<T>>>,
+}
+
+/// What a batch notes down. It is empty but for its memory when it is not in use.
+struct Books<T> {
+    /// The reads by their places.
+    order: Vec<u32>,
+    /// The files that they read from, each with its shard.
+    opened: Vec<(u32, Arc<T>)>,
+    /// What the ring is asked for.
+    parts: Vec<Part>,
+    sources: Vec<Source>,
+}
+
+impl<T> Default for Books<T> {
+    fn default() -> Books<T> {
+        Books { order: Vec::new(), opened: Vec::new(), parts: Vec::new(), sources: Vec::new() }
+    }
 }
 
 /// The engine, as long as one store needs it.
@@ -241,6 +260,7 @@ impl<T: Opened> UringStore<T> {
             most: held.div_ceil(4).min(SHARDS),
             tells: AtomicBool::new(true),
             align,
+            books: Mutex::default(),
         });
         let (opener, openings) = mpsc::channel::<Opening<T>>();
         // Opening may wait for a disk, or for a file server: on a thread where nobody else waits with it.
@@ -276,14 +296,28 @@ impl<T: Opened> UringStore<T> {
         opened.await.unwrap_or(Err(ReadError::Closed))
     }
 
-    async fn fill(&self, reads: &[Read], mut lease: Lease) -> (Lease, Result<(), ReadError>) {
+    async fn read(&self, reads: Vec<Read>, lease: Lease) -> ReadDone {
+        let mut books = self.shared.books().pop().unwrap_or_default();
+        let mut order = std::mem::take(&mut books.order);
+        let (lease, result) = self.fill(&reads, lease, &mut order, &mut books).await;
+        books.order = order;
+        self.shared.put_away(books);
+        ReadDone { lease, reads, result }
+    }
+
+    async fn fill(
+        &self,
+        reads: &[Read],
+        mut lease: Lease,
+        order: &mut Vec<u32>,
+        books: &mut Books<T>,
+    ) -> (Lease, Result<(), ReadError>) {
         for read in reads {
             if let Err(error) = bounds(self.shared.files.shards(), read, lease.len()) {
                 return (lease, Err(error));
             }
         }
-        let mut order = Vec::new();
-        by_place(reads, &mut order);
+        by_place(reads, order);
         let mut rest = &order[..];
         while !rest.is_empty() {
             let (count, shards) = self.shared.some(reads, rest);
@@ -291,7 +325,9 @@ impl<T: Opened> UringStore<T> {
                 return (lease, Err(ReadError::Closed));
             };
             let result;
-            (lease, result) = self.read_some(reads, &rest[..count], lease).await;
+            (lease, result) = self.read_some(reads, &rest[..count], lease, books).await;
+            // Before others may open as many.
+            books.opened.clear();
             if result.is_err() {
                 return (lease, result);
             }
@@ -301,9 +337,15 @@ impl<T: Opened> UringStore<T> {
     }
 
     /// Does some of the reads, which are in the order of their places, from no more shards than a batch may hold open.
-    async fn read_some(&self, reads: &[Read], order: &[u32], mut lease: Lease) -> (Lease, Result<(), ReadError>) {
-        let mut opened: Vec<(u32, Arc<T>)> = Vec::new();
-        let mut parts = Vec::new();
+    async fn read_some(
+        &self,
+        reads: &[Read],
+        order: &[u32],
+        mut lease: Lease,
+        books: &mut Books<T>,
+    ) -> (Lease, Result<(), ReadError>) {
+        let Books { opened, parts, sources, .. } = books;
+        parts.clear();
         let mut copied = 0;
         for &n in order {
             let Read { shard, offset, len, at } = reads[n as usize];
@@ -327,15 +369,18 @@ impl<T: Opened> UringStore<T> {
         }
         if !parts.is_empty() {
             let source = |(_, file): &(u32, Arc<T>)| Source { file: file.clone() as Handle, direct: file.demands() };
-            let sources = opened.iter().map(source).collect();
-            let done = self.shared.engine.0.read(Job { sources, parts, lease }).await.expect("every job is ended");
-            let Done { lease: back, parts, result, .. } = done;
+            sources.extend(opened.iter().map(source));
+            let job = Job { sources: std::mem::take(sources), parts: std::mem::take(parts), lease };
+            let done = self.shared.engine.0.read(job).await.expect("every job is ended");
+            let (back, result) = (done.lease, done.result);
+            (*sources, *parts) = (done.sources, done.parts);
+            sources.clear();
             lease = match back {
                 Some(lease) => lease,
                 None => self.shared.slab.lease(&self.shared.account, 0).await,
             };
             if let Err(failed) = result {
-                return (lease, Err(self.shared.error(failed, &parts, &opened)));
+                return (lease, Err(self.shared.error(failed, parts, opened)));
             }
         }
         let check = |(shard, file): &(u32, Arc<T>)| self.shared.files.check(*shard, file.file());
@@ -345,6 +390,17 @@ impl<T: Opened> UringStore<T> {
 }
 
 impl<T: Opened> Shared<T> {
+    fn books(&self) -> MutexGuard<'_, Vec<Books<T>>> {
+        self.books.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn put_away(&self, books: Books<T>) {
+        let mut spare = self.books();
+        if spare.len() < BOOKS {
+            spare.push(books);
+        }
+    }
+
     /// How many of the reads in `order` to do together, and of how many shards they are.
     fn some(&self, reads: &[Read], order: &[u32]) -> (usize, usize) {
         let (mut count, mut shards) = (0, 0);
@@ -410,10 +466,11 @@ impl<T: Opened> Drop for UringStore<T> {
 
 impl<T: Opened> Store for UringStore<T> {
     fn read(&self, reads: Vec<Read>, lease: Lease) -> Reading<'_> {
-        Box::pin(async move {
-            let (lease, result) = self.fill(&reads, lease).await;
-            ReadDone { lease, reads, result }
-        })
+        Box::pin(UringStore::read(self, reads, lease))
+    }
+
+    fn read_in(self: Arc<Self>, reads: Vec<Read>, lease: Lease, space: &mut Space) {
+        space.set(async move { UringStore::read(&self, reads, lease).await });
     }
 
     fn align(&self) -> usize {

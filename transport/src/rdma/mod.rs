@@ -5,11 +5,29 @@
 //! | [`frame`] | what a client sends, and the 32 bits that an answer ends with (pure) | verbs |
 //! | [`table`] | what a server's answer says: entries, or a problem (pure) | verbs |
 //! | [`hello`] | what connecting says (pure) | verbs |
+//! | [`offer`] | what a server answers to who asks for a ticket | verbs |
 //! | [`tickets`] | who may connect: the clock is passed in | verbs, clocks |
+//! | `library` | what rdma-core's libraries export, looked up when first needed | what is done with it |
+//! | `device` | devices, ports and their addresses, as they are now | connections |
+//! | `memory` | what devices may touch: domains, registrations, windows | what is in it |
 //!
-//! These are always built, so that a program without verbs knows the bytes as well, and tests of them need no device.
+//! From `library` on they are built on Linux with feature `rdma`. The others always are, so that a program without verbs knows
+//! the bytes as well, and tests of them need no device.
 
+#[cfg(all(feature = "rdma", target_os = "linux"))]
+pub mod device;
 pub mod frame;
 pub mod hello;
+// Connections are to use these.
+#[cfg(all(feature = "rdma", target_os = "linux"))]
+#[allow(dead_code)]
+mod library;
+#[cfg(all(feature = "rdma", target_os = "linux"))]
+#[allow(dead_code)]
+mod memory;
+pub mod offer;
 pub mod table;
 pub mod tickets;
+
+#[cfg(all(test, feature = "rdma", target_os = "linux"))]
+mod device_tests;
