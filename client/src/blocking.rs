@@ -1,11 +1,13 @@
 //! The same, for threads without a runtime: each call returns when it is done. Do not call these from async code.
 
-use forebay_transport::dial::Dialer;
+use std::sync::Arc;
+
+use forebay_transport::dial::{Dialer, RailDialer};
 use forebay_transport::pool::{Ledger, Slab, Usage};
 use forebay_transport::wire::describe::{DatasetList, Description, SampleDescription};
 
 use crate::client::{self, block_on};
-use crate::config::{ClientConfig, LoaderOptions};
+use crate::config::{ClientConfig, InUse, LoaderOptions};
 use crate::error::Error;
 use crate::loader::{Batch, LoaderStats};
 use crate::url::ServerUrl;
@@ -18,6 +20,11 @@ impl Client {
     /// See [`Client::connect`](client::Client::connect).
     pub fn connect(url: &ServerUrl, config: ClientConfig) -> Result<Client, Error> {
         block_on(client::Client::connect(url, config)).map(Client)
+    }
+
+    /// See [`Client::connect_beside`](client::Client::connect_beside).
+    pub fn connect_beside(url: &ServerUrl, config: ClientConfig, rail: Arc<dyn RailDialer>) -> Result<Client, Error> {
+        block_on(client::Client::connect_beside(url, config, rail)).map(Client)
     }
 
     /// See [`Client::with_dialer`](client::Client::with_dialer).
@@ -93,6 +100,11 @@ impl Dataset {
     /// See [`Dataset::fetch`](client::Dataset::fetch).
     pub fn fetch(&self, ordinals: &[u64], fields: Option<&[&str]>) -> Result<Batch, Error> {
         block_on(self.0.fetch(ordinals, fields))
+    }
+
+    /// See [`Dataset::in_use`](client::Dataset::in_use).
+    pub fn in_use(&self) -> Result<InUse, Error> {
+        block_on(self.0.in_use())
     }
 
     /// See [`Dataset::loader`](client::Dataset::loader).

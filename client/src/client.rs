@@ -6,19 +6,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
 use forebay_transport::Version;
-use forebay_transport::dial::{Dialer, Document};
+use forebay_transport::dial::{Dialer, Document, RailDialer};
 use forebay_transport::h3::client::{ConnectConfig, Connector};
 use forebay_transport::h3::endpoint::TransportConfig;
 use forebay_transport::pool::{Account, Ledger, Slab, SlabConfig, Usage};
 use forebay_transport::wire::describe::{DatasetList, Description, Problem, SampleDescription, WireRange};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::config::{ClientConfig, LoaderOptions};
-use crate::driver::{self, Command, Delivery, H3Dialer, Panicked, Seat};
+use crate::config::{ClientConfig, Fabric, InUse, LoaderOptions};
+use crate::driver::{self, Beside, Command, Delivery, H3Dialer, Panicked, Seat};
 use crate::error::Error;
 use crate::loader::{Batch, LoaderConfig, LoaderStats, Machine, Source};
 use crate::plan::{Plan, PlanSpec};
-use crate::url::ServerUrl;
+use crate::select::SelectConfig;
+use crate::url::{ServerUrl, encode};
 use crate::window::WindowConfig;
 
 /// The most entries (samples times fields) in one group: of each the client keeps account beside the pool, so that groups
@@ -41,6 +42,8 @@ struct Shared {
     ledger: Ledger,
     /// Bytes that the transport lets be under way.
     path_bytes: u64,
+    /// Samples come over this fabric or not at all.
+    only: Option<String>,
     commands: mpsc::UnboundedSender<Command>,
     panicked: Panicked,
     unverified: Arc<AtomicU64>,
@@ -55,6 +58,17 @@ impl Client {
     ///
     /// Needs no runtime: the returned future can be awaited on any.
     pub async fn connect(url: &ServerUrl, config: ClientConfig) -> Result<Client, Error> {
+        Client::connect_beside(url, config, driver::rdma()).await
+    }
+
+    /// The same with another rail than RDMA: `config.fabric` then says whether that is used.
+    ///
+    /// Needs no runtime: the returned future can be awaited on any.
+    pub async fn connect_beside(
+        url: &ServerUrl,
+        config: ClientConfig,
+        rail: Arc<dyn RailDialer>,
+    ) -> Result<Client, Error> {
         let pool = config.memory / 2;
         let mut ledger = Ledger::new(config.memory);
         ledger.claim("pool", pool)?;
@@ -69,7 +83,13 @@ impl Client {
             ledger.claim(claim.name, claim.bytes)?;
         }
         let dialer = H3Dialer::new(connector, &url.host, url.port, url.authority(), config.window);
-        Client::start(Box::new(dialer), slab(pool)?, ledger, path_bytes).await
+        let (rail, only) = match config.fabric {
+            Fabric::Auto => (Some(rail), false),
+            Fabric::H3 => (None, false),
+            Fabric::Rdma => (Some(rail), true),
+        };
+        let beside = Beside { dialer: rail, only, pool: slab(pool)?, config: SelectConfig::default() };
+        Client::start(Box::new(dialer), beside, ledger, path_bytes).await
     }
 
     /// A client of whatever `dialer` dials, with all of `memory` for its pool: this is for fabrics that hold no data
@@ -79,17 +99,20 @@ impl Client {
     pub async fn with_dialer(dialer: Box<dyn Dialer>, memory: u64) -> Result<Client, Error> {
         let mut ledger = Ledger::new(memory);
         ledger.claim("pool", memory)?;
-        Client::start(dialer, slab(memory)?, ledger, u64::MAX).await
+        Client::with_pool(dialer, slab(memory)?, ledger).await
     }
 
     /// The same with a pool that was made before, because the fabric's own machinery is to know it (memory is registered
     /// with io_uring and with network cards before anything is read into it). `ledger` has been told of the pool, and of what the
     /// fabric holds beside it.
     pub async fn with_pool(dialer: Box<dyn Dialer>, pool: Slab, ledger: Ledger) -> Result<Client, Error> {
-        Client::start(dialer, pool, ledger, u64::MAX).await
+        let beside = Beside { dialer: None, only: false, pool, config: SelectConfig::default() };
+        Client::start(dialer, beside, ledger, u64::MAX).await
     }
 
-    async fn start(dialer: Box<dyn Dialer>, slab: Slab, ledger: Ledger, path_bytes: u64) -> Result<Client, Error> {
+    async fn start(dialer: Box<dyn Dialer>, beside: Beside, ledger: Ledger, path_bytes: u64) -> Result<Client, Error> {
+        let slab = beside.pool.clone();
+        let only = beside.dialer.as_ref().filter(|_| beside.only).map(|dialer| dialer.fabric().to_owned());
         if !slab.is_locked() {
             tracing::info!(
                 "the pool is not locked in memory: raise the limit (`ulimit -l`) to keep it from being paged out"
@@ -98,11 +121,11 @@ impl Client {
         let (peer, fabric) = (dialer.peer().to_owned(), dialer.fabric().to_owned());
         let (commands, receiver) = mpsc::unbounded_channel();
         let (panicked, unverified) = (Panicked::default(), Arc::<AtomicU64>::default());
-        driver::start(dialer, slab.clone(), receiver, panicked.clone(), unverified.clone())
+        driver::start(dialer, beside, receiver, panicked.clone(), unverified.clone())
             .await
             .map_err(Error::Thread)??;
         Ok(Client {
-            shared: Arc::new(Shared { peer, fabric, slab, ledger, path_bytes, commands, panicked, unverified }),
+            shared: Arc::new(Shared { peer, fabric, slab, ledger, path_bytes, only, commands, panicked, unverified }),
         })
     }
 
@@ -247,6 +270,26 @@ impl Dataset {
         }
     }
 
+    /// Which fabric samples come over now, and why. Where a faster one has not been tried yet, this begins to, and waits for what
+    /// comes of it: a second at most, or half a minute where there is no connection.
+    pub async fn in_use(&self) -> Result<InUse, Error> {
+        let (reply, in_use) = oneshot::channel();
+        let dataset = self.description.name.as_str().into();
+        self.client.send(Command::InUse { dataset, reply })?;
+        in_use.await.map_err(|_| self.client.gone())
+    }
+
+    /// Where only one fabric may be taken: that it can be, or could.
+    async fn check_fabric(&self) -> Result<(), Error> {
+        let Some(fabric) = &self.client.shared.only else { return Ok(()) };
+        let in_use = self.in_use().await?;
+        if in_use.fabric.is_some() || in_use.promotions > 0 {
+            return Ok(());
+        }
+        let (fabric, server) = (fabric.clone(), self.client.peer().to_owned());
+        Err(Error::Fabric { fabric, dataset: self.description.name.clone(), server, reason: in_use.reason })
+    }
+
     /// Samples by ordinal, in the order asked for, as one batch. `fields` by name, or all of them.
     pub async fn fetch(&self, ordinals: &[u64], fields: Option<&[&str]>) -> Result<Batch, Error> {
         ordinals.iter().try_for_each(|&ordinal| self.check(ordinal))?;
@@ -312,6 +355,7 @@ impl Dataset {
         if needed > pool {
             return too_small(format!("a batch of {batch} samples"), needed);
         }
+        self.check_fabric().await?;
         let account = Account::new(format!("loader of {}", self.description.name), slab.capacity());
         let fields = u32::try_from(source.fields.len()).unwrap_or(u32::MAX).max(1);
         let group_samples = config.window.group_samples.min(GROUP_ENTRIES / fields).max(1);
@@ -405,19 +449,6 @@ impl Drop for Waiting {
     }
 }
 
-/// Percent-encodes everything but the unreserved characters of RFC 3986.
-fn encode(text: &str) -> String {
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
-            encoded.push(char::from(byte));
-        } else {
-            encoded.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    encoded
-}
-
 /// Runs a future of this crate on a thread that has no runtime.
 pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark(std::thread::Thread);
@@ -490,11 +521,5 @@ mod tests {
         assert!(says(runtime.block_on(waiting.next()).unwrap().unwrap_err()));
         assert!(says(runtime.block_on(client.datasets()).unwrap_err()));
         assert_eq!(runtime.block_on(waiting.stats()), LoaderStats::default());
-    }
-
-    #[test]
-    fn keys_are_encoded() {
-        assert_eq!(encode("n01/img_8~.x"), "n01%2Fimg_8~.x");
-        assert_eq!(encode("ä%"), "%C3%A4%25");
     }
 }

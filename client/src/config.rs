@@ -8,6 +8,40 @@ use forebay_transport::h3::tls::Trust;
 use crate::loader::OnError;
 use crate::plan::Shuffle;
 
+/// Which fabrics a client may take to a server. All of what is asked beside samples goes over HTTP/3.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fabric {
+    /// HTTP/3 from the first sample on, and RDMA beside it as soon and as long as that has proved itself.
+    #[default]
+    Auto,
+    /// HTTP/3 alone.
+    H3,
+    /// RDMA alone: opening a loader fails, and says why, where it cannot be had. One that breaks later is waited for, until
+    /// `stall_timeout`.
+    Rdma,
+}
+
+/// Which fabric samples of a dataset take, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InUse {
+    /// `h3`, `rdma`, `local`; `None` when the only one that may be taken is not there.
+    pub fabric: Option<String>,
+    /// For people.
+    pub reason: String,
+    /// How often a faster fabric than the first came into use, and how often that ended.
+    pub promotions: u64,
+    pub failovers: u64,
+}
+
+impl std::fmt::Display for InUse {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.fabric {
+            Some(fabric) => write!(f, "come over {fabric}: {}", self.reason),
+            None => write!(f, "do not come: {}", self.reason),
+        }
+    }
+}
+
 /// One client: one pool, one thread, one set of connections.
 #[derive(Clone, Debug)]
 pub struct ClientConfig {
@@ -22,6 +56,8 @@ pub struct ClientConfig {
     pub max_mtu: u16,
     /// Operations in flight on one link. Default 128, and never more than the server allows.
     pub window: usize,
+    /// Which fabrics may be taken. Default: whichever is best.
+    pub fabric: Fabric,
 }
 
 impl Default for ClientConfig {
@@ -32,6 +68,7 @@ impl Default for ClientConfig {
             connect_timeout: Duration::from_secs(10),
             max_mtu: TransportConfig::client().max_mtu,
             window: 128,
+            fabric: Fabric::default(),
         }
     }
 }

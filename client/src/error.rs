@@ -44,6 +44,9 @@ pub enum Error {
     AmbiguousKey { dataset: String, key: String, ordinals: Vec<u64> },
     #[error("dataset {dataset} has {samples} samples: there is no sample {ordinal}")]
     NoSuchSample { dataset: String, ordinal: u64, samples: u64 },
+    /// The one fabric that may be taken cannot be.
+    #[error("dataset {dataset} of {server} cannot be read over {fabric}: {reason}")]
+    Fabric { fabric: String, dataset: String, server: String, reason: String },
     /// The pool can never hold what the loader must have at once.
     #[error(
         "the pool of {pool} bytes cannot hold {what} of dataset {dataset}: {needed} bytes; give --memory at least twice that"

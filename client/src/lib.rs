@@ -40,7 +40,7 @@ pub mod url;
 pub mod window;
 
 pub use client::{Client, Dataset, Loader};
-pub use config::{ClientConfig, LoaderOptions};
+pub use config::{ClientConfig, Fabric, InUse, LoaderOptions};
 pub use error::Error;
 /// What both ends share; its types appear in this crate's interface.
 pub use forebay_transport as transport;

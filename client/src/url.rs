@@ -82,6 +82,19 @@ impl fmt::Display for ServerUrl {
     }
 }
 
+/// Percent-encodes everything but the unreserved characters of RFC 3986.
+pub(crate) fn encode(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
+            encoded.push(char::from(byte));
+        } else {
+            encoded.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    encoded
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,5 +130,11 @@ mod tests {
         ] {
             assert!(bad.parse::<ServerUrl>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn keys_are_encoded() {
+        assert_eq!(encode("n01/img_8~.x"), "n01%2Fimg_8~.x");
+        assert_eq!(encode("ä%"), "%C3%A4%25");
     }
 }

@@ -3,6 +3,5 @@
 #![cfg(target_os = "linux")]
 
 mod alone;
-mod doctor;
 mod harness;
 mod pair;

@@ -200,6 +200,32 @@ pub trait Link: Send {
     fn stats(&self) -> LinkStats;
 }
 
+impl<L: Link + ?Sized> Link for Box<L> {
+    fn submit(&mut self, fetch: Fetch) -> Result<(), Fetch> {
+        (**self).submit(fetch)
+    }
+
+    fn flush(&mut self) {
+        (**self).flush();
+    }
+
+    fn cancel(&mut self, tag: Tag) {
+        (**self).cancel(tag);
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Completion> {
+        (**self).poll(cx)
+    }
+
+    fn is_alive(&self) -> bool {
+        (**self).is_alive()
+    }
+
+    fn stats(&self) -> LinkStats {
+        (**self).stats()
+    }
+}
+
 /// Figures of a link, for reports and for choosing windows.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LinkStats {

@@ -4,8 +4,11 @@
 //! all loaders of a client; consumers talk to it through channels, from async code of any runtime or from plain threads.
 #![allow(clippy::disallowed_methods)] // Clocks, threads and tasks are what this module is for.
 
+mod first;
 mod h3;
 mod path;
+mod rails;
+mod rdma;
 mod slots;
 mod verify;
 
@@ -21,10 +24,15 @@ use forebay_transport::pool::Slab;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, Sleep};
 
+use first::First;
 pub(crate) use h3::H3Dialer;
 use path::{Change, Path};
+pub(crate) use rails::Beside;
+use rails::{News, Rails};
+pub(crate) use rdma::rdma;
 use slots::Slots;
 
+use crate::config::InUse;
 use crate::loader::{Batch, Event, LoaderError, LoaderStats, Machine};
 
 /// What consumers ask of the driver.
@@ -46,6 +54,11 @@ pub(crate) enum Command {
     Ask {
         path: String,
         reply: oneshot::Sender<Result<Document, AskError>>,
+    },
+    /// Which fabric samples of a dataset take, as soon as that is settled.
+    InUse {
+        dataset: Arc<str>,
+        reply: oneshot::Sender<InUse>,
     },
     /// Whether there is a path now, and its round trip.
     Rtt(oneshot::Sender<Option<Duration>>),
@@ -119,7 +132,7 @@ struct Driver {
 /// Starts the thread and connects. Ready when the first connection stands, or failed.
 pub(crate) async fn start(
     dialer: Box<dyn Dialer>,
-    slab: Slab,
+    beside: Beside,
     commands: mpsc::UnboundedReceiver<Command>,
     panicked: Panicked,
     unverified: Arc<AtomicU64>,
@@ -132,7 +145,9 @@ pub(crate) async fn start(
                 Err(error) => _ = connected.send(Err(error)),
                 Ok(dialled) => {
                     if connected.send(Ok(())).is_ok() {
-                        let mut driver = Driver::new(Path::new(dialer, dialled), slab, commands, unverified);
+                        let slab = beside.pool.clone();
+                        let path = Path::new(First::new(dialer, dialled), Rails::new(beside));
+                        let mut driver = Driver::new(path, slab, commands, unverified);
                         driver.run(&panicked).await;
                         driver.path.close().await;
                     }
@@ -187,7 +202,7 @@ impl Driver {
         self.slots.step(self.now(), id, event, &mut self.path);
     }
 
-    fn step_all(&mut self, event: impl FnMut() -> Event) {
+    fn step_all(&mut self, event: impl FnMut(&Path, &Arc<str>) -> Option<Event>) {
         self.slots.step_all(self.now(), event, &mut self.path);
     }
 
@@ -205,20 +220,23 @@ impl Driver {
                 Poll::Ready(None) => self.slots.close_all(self.now(), &mut self.path),
                 Poll::Pending => {}
             }
-            if let Poll::Ready(change) = self.path.poll_change(cx) {
+            if let Poll::Ready(change) = self.path.poll_change(self.now(), cx) {
                 self.changed(change);
                 idle = false;
             }
-            if let Poll::Ready(mut completion) = self.path.poll_completion(cx) {
+            if let Poll::Ready((origin, mut completion)) = self.path.poll_completion(cx) {
                 let without = verify::verify(&mut completion);
                 self.unverified.fetch_add(without, Ordering::Relaxed);
+                self.path.judge(self.now(), origin, &mut completion);
                 let id = Slots::owner(completion.tag);
                 self.step(id, Event::Completed(completion));
                 handled += 1;
                 idle = false;
+            } else if self.path.watch(self.now()) {
+                idle = false;
             }
             if self.slab.poll_returned(cx, &mut self.seen).is_ready() {
-                self.step_all(|| Event::MemoryReturned);
+                self.step_all(|_, _| Some(Event::MemoryReturned));
                 idle = false;
             }
             if idle {
@@ -239,14 +257,12 @@ impl Driver {
                 let id = self.slots.open(make, out);
                 // If the consumer is gone already, the seat closes itself.
                 let _ = reply.send(id.map(|id| Seat::new(id, commands)));
+                if let Some(dataset) = id.and_then(|id| self.slots.dataset(id)) {
+                    self.path.open(self.now(), &dataset);
+                }
                 if let Some(id) = id {
-                    match &self.down {
-                        None => self.step(id, Event::LinkUp),
-                        Some(cause) => {
-                            let cause = cause.clone();
-                            self.step(id, Event::LinkDown(cause));
-                        }
-                    }
+                    let event = self.link_state(id);
+                    self.step(id, event);
                 }
             }
             Command::Want(id, batches) => self.step(id, Event::Want(batches)),
@@ -261,6 +277,7 @@ impl Driver {
                 self.asks.push(Waiting { path, reply, since: Instant::now() });
                 self.ask();
             }
+            Command::InUse { dataset, reply } => self.path.tell(self.now(), &dataset, reply),
             Command::End(reply) => {
                 self.ending.push(reply);
                 self.commands.close();
@@ -288,20 +305,38 @@ impl Driver {
         }
     }
 
+    /// What a machine is told about whether there is a path.
+    fn link_state(&self, id: u16) -> Event {
+        let barred = self.slots.dataset(id).and_then(|dataset| self.path.barred(&dataset));
+        match self.down.clone().or(barred) {
+            None => Event::LinkUp,
+            Some(cause) => Event::LinkDown(cause),
+        }
+    }
+
     fn changed(&mut self, change: Change) {
         match change {
-            Change::Up => {
+            Change::Rail(News { dataset, used }) => {
+                // Otherwise the first path is there all the same.
+                if self.path.is_barred() {
+                    self.step_all(|path, of| {
+                        let why = path.barred(of).unwrap_or_default();
+                        (*of == dataset).then(|| if used { Event::LinkUp } else { Event::LinkDown(why) })
+                    });
+                }
+            }
+            Change::First(first::Change::Up) => {
                 if let Some(cause) = self.down.take() {
                     tracing::info!("connected again (it was down: {cause})");
                 }
-                self.step_all(|| Event::LinkUp);
+                self.step_all(|path, dataset| path.barred(dataset).is_none().then_some(Event::LinkUp));
                 self.ask();
             }
-            Change::Down(cause) => {
+            Change::First(first::Change::Down(cause)) => {
                 if self.down.is_none() {
                     tracing::warn!("connection lost, connecting again: {cause}");
                 }
-                self.step_all(|| Event::LinkDown(cause.clone()));
+                self.step_all(|_, _| Some(Event::LinkDown(cause.clone())));
                 self.down = Some(cause);
             }
         }
@@ -310,21 +345,25 @@ impl Driver {
     /// Ready when a time had come; what was due has then been done.
     fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let now = Instant::now();
+        if self.path.tick(self.now(), |dataset| self.slots.read(dataset)) {
+            return Poll::Ready(());
+        }
         if self.slots.tick(self.now(), &mut self.path) {
             return Poll::Ready(());
         }
         if now >= self.stats_due {
             self.stats_due = now + STATS_EVERY;
-            if let Some(stats) = self.path.stats() {
-                self.step_all(|| Event::Stats(stats));
-            }
+            self.step_all(|path, dataset| path.stats_of(dataset).map(Event::Stats));
             self.ask();
+            self.path.expire();
             return Poll::Ready(());
         }
         // Without loaders and questions nothing is due.
-        let stats = (!self.slots.is_empty() || !self.asks.is_empty()).then_some(self.stats_due);
-        let wake = self.slots.wake().map(|wake| self.origin + wake);
-        let Some(due) = stats.into_iter().chain(wake).min() else { return Poll::Pending };
+        let waiting = !self.slots.is_empty() || !self.asks.is_empty() || self.path.is_asked();
+        let stats = waiting.then_some(self.stats_due);
+        let rails = self.path.wake(|dataset| self.slots.read(dataset));
+        let wakes = self.slots.wake().into_iter().chain(rails).map(|wake| self.origin + wake);
+        let Some(due) = wakes.chain(stats).min() else { return Poll::Pending };
         self.timer.as_mut().reset(due);
         std::future::Future::poll(self.timer.as_mut(), cx)
     }

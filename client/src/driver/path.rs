@@ -1,142 +1,162 @@
-//! The way to the server: dialled, up, or waiting to be dialled again.
+//! The way to the server: the first path, and the rails beside it.
 
-use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use forebay_transport::dial::{Asking, Dialer, Dialled, Dialling};
-use forebay_transport::link::{Completion, Fetch, Link, LinkStats, Tag};
-use tokio::time::{Instant, Sleep};
+use forebay_transport::dial::Asking;
+use forebay_transport::link::{Completion, Fetch, LinkStats, Tag};
+use tokio::sync::oneshot;
 
-/// The first pause between two dials; it doubles from there.
-const BASE: Duration = Duration::from_millis(50);
-/// The longest pause: short, so that delivery resumes soon once the wire is back.
-const CEILING: Duration = Duration::from_millis(1000);
+use super::first::{self, First};
+use super::rails::{News, Rails};
+use crate::config::InUse;
+use crate::select::Try;
 
-enum State {
-    Dialling(Dialling),
-    Up(Dialled),
-    Waiting(Pin<Box<Sleep>>),
+pub(crate) struct Path {
+    first: First,
+    rails: Rails,
 }
 
 /// What became of the path.
 pub(crate) enum Change {
-    Up,
-    /// A dial failed, or an established path was lost.
-    Down(String),
+    /// Of the first path.
+    First(first::Change),
+    /// Of a rail.
+    Rail(News),
 }
 
-pub(crate) struct Path {
-    dialer: Box<dyn Dialer>,
-    state: State,
-    /// Dials that failed in a row.
-    failures: u32,
-    /// Dead links of which operations are still to complete.
-    retiring: Vec<Box<dyn Link>>,
+/// Which link an operation completed on.
+pub(crate) enum Origin {
+    First,
+    Rail(Arc<str>, Try),
 }
 
 impl Path {
-    /// A path that is up.
-    pub(crate) fn new(dialer: Box<dyn Dialer>, dialled: Dialled) -> Path {
-        Path { dialer, state: State::Up(dialled), failures: 0, retiring: Vec::new() }
+    pub(crate) fn new(first: First, rails: Rails) -> Path {
+        Path { first, rails }
     }
 
     /// Moves on as far as it can; ready when something changed.
-    pub(crate) fn poll_change(&mut self, cx: &mut Context<'_>) -> Poll<Change> {
-        loop {
-            match &mut self.state {
-                State::Up(Dialled { link, .. }) => {
-                    if link.is_alive() {
-                        return Poll::Pending;
-                    }
-                    let cause = "the connection was lost".to_owned();
-                    let next = State::Dialling(self.dialer.dial());
-                    if let State::Up(Dialled { link, .. }) = std::mem::replace(&mut self.state, next) {
-                        self.retiring.push(link);
-                    }
-                    return Poll::Ready(Change::Down(cause));
-                }
-                State::Dialling(dial) => match dial.as_mut().poll(cx) {
-                    Poll::Pending => return Poll::Pending,
-                    Poll::Ready(Ok(dialled)) => {
-                        self.failures = 0;
-                        self.state = State::Up(dialled);
-                        return Poll::Ready(Change::Up);
-                    }
-                    Poll::Ready(Err(error)) => {
-                        let pause = BASE.saturating_mul(1 << self.failures.min(10)).min(CEILING);
-                        self.failures += 1;
-                        self.state = State::Waiting(Box::pin(tokio::time::sleep_until(Instant::now() + pause)));
-                        return Poll::Ready(Change::Down(error.to_string()));
-                    }
-                },
-                State::Waiting(sleep) => match sleep.as_mut().poll(cx) {
-                    Poll::Pending => return Poll::Pending,
-                    Poll::Ready(()) => self.state = State::Dialling(self.dialer.dial()),
-                },
+    pub(crate) fn poll_change(&mut self, now: Duration, cx: &mut Context<'_>) -> Poll<Change> {
+        if let Some(news) = self.rails.news() {
+            return Poll::Ready(Change::Rail(news));
+        }
+        if let Poll::Ready(change) = self.first.poll_change(cx) {
+            match change {
+                first::Change::Up => self.rails.up(now, &self.first),
+                first::Change::Down(_) => self.rails.down(now, &self.first),
             }
+            return Poll::Ready(Change::First(change));
+        }
+        self.rails.poll(now, cx, &self.first);
+        self.rails.news().map_or(Poll::Pending, |news| Poll::Ready(Change::Rail(news)))
+    }
+
+    pub(crate) fn poll_completion(&mut self, cx: &mut Context<'_>) -> Poll<(Origin, Completion)> {
+        if let Poll::Ready(completion) = self.first.poll_completion(cx) {
+            return Poll::Ready((Origin::First, completion));
+        }
+        self.rails.poll_completion(cx).map(|(dataset, of, completion)| (Origin::Rail(dataset, of), completion))
+    }
+
+    /// What a completion, the bytes of which were checked, says about where it came from. It may be changed by that.
+    pub(crate) fn judge(&mut self, now: Duration, origin: Origin, completion: &mut Completion) {
+        if let Origin::Rail(dataset, of) = origin {
+            self.rails.judge(now, &dataset, of, completion, &self.first);
         }
     }
 
-    /// Tells the server that nobody is left here: it would otherwise wait for what it sent to be acknowledged.
+    /// Notices rails that died without a word; whether one had. Called when nothing completes: what does may say why.
+    pub(crate) fn watch(&mut self, now: Duration) -> bool {
+        self.rails.watch(now, &self.first)
+    }
+
+    /// There is a reader of `dataset`: a rail may be of use.
+    pub(crate) fn open(&mut self, now: Duration, dataset: &Arc<str>) {
+        self.rails.open(now, dataset, &self.first);
+    }
+
+    /// When [`tick`](Path::tick) is due, `read` saying of which datasets there are readers.
+    pub(crate) fn wake(&self, read: impl Fn(&str) -> bool) -> Option<Duration> {
+        self.rails.wake(read)
+    }
+
+    /// Whether anything was due.
+    pub(crate) fn tick(&mut self, now: Duration, read: impl Fn(&str) -> bool) -> bool {
+        self.rails.tick(now, read, &self.first)
+    }
+
+    /// Tells which path samples of a dataset take, once that is settled.
+    pub(crate) fn tell(&mut self, now: Duration, dataset: &Arc<str>, reply: oneshot::Sender<InUse>) {
+        self.rails.tell(now, dataset, reply, &self.first);
+    }
+
+    /// Gives up telling those who waited for too long that it is settled: they are told how it stands.
+    pub(crate) fn expire(&mut self) {
+        self.rails.expire(&self.first);
+    }
+
+    /// Whether somebody waits to be told.
+    pub(crate) fn is_asked(&self) -> bool {
+        self.rails.is_asked()
+    }
+
+    /// Why samples of `dataset` cannot come at all, if the rail is the only way and not in use.
+    pub(crate) fn barred(&self, dataset: &str) -> Option<String> {
+        self.rails.barred(dataset)
+    }
+
+    /// Whether rails are the only way.
+    pub(crate) fn is_barred(&self) -> bool {
+        self.rails.only()
+    }
+
     pub(crate) async fn close(&self) {
-        if let State::Up(Dialled { control, .. }) = &self.state {
-            control.close().await;
-        }
+        self.first.close().await;
     }
 
     pub(crate) fn is_up(&self) -> bool {
-        matches!(self.state, State::Up(_))
-    }
-
-    pub(crate) fn poll_completion(&mut self, cx: &mut Context<'_>) -> Poll<Completion> {
-        if let State::Up(Dialled { link, .. }) = &mut self.state
-            && let Poll::Ready(completion) = link.poll(cx)
-        {
-            return Poll::Ready(completion);
-        }
-        for link in &mut self.retiring {
-            if let Poll::Ready(completion) = link.poll(cx) {
-                return Poll::Ready(completion);
-            }
-        }
-        self.retiring.retain(|link| link.stats().in_flight > 0);
-        Poll::Pending
+        self.first.is_up()
     }
 
     #[allow(clippy::result_large_err)]
     pub(crate) fn submit(&mut self, fetch: Fetch) -> Result<(), Fetch> {
-        match &mut self.state {
-            State::Up(Dialled { link, .. }) => link.submit(fetch),
-            _ => Err(fetch),
+        let only = self.rails.only();
+        match self.rails.in_use(&fetch.dataset) {
+            Some(rail) => rail.submit(fetch),
+            None if only => Err(fetch),
+            None => self.first.submit(fetch),
         }
     }
 
     pub(crate) fn flush(&mut self) {
-        if let State::Up(Dialled { link, .. }) = &mut self.state {
-            link.flush();
-        }
+        self.first.flush();
+        self.rails.flush();
     }
 
+    /// Whoever has it ends it: a tag is known to one link only.
     pub(crate) fn cancel(&mut self, tag: Tag) {
-        if let State::Up(Dialled { link, .. }) = &mut self.state {
-            link.cancel(tag);
-        }
-        self.retiring.iter_mut().for_each(|link| link.cancel(tag));
+        self.first.cancel(tag);
+        self.rails.cancel(tag);
     }
 
+    /// What the first path knows about itself.
     pub(crate) fn stats(&self) -> Option<LinkStats> {
-        match &self.state {
-            State::Up(Dialled { link, .. }) => Some(link.stats()),
-            _ => None,
+        self.first.stats()
+    }
+
+    /// What is known about the way of a dataset's samples: the bytes of both links, since both may be on the way.
+    pub(crate) fn stats_of(&self, dataset: &str) -> Option<LinkStats> {
+        let first = self.first.stats();
+        match (self.rails.stats(dataset), first) {
+            (Some(rail), Some(first)) => Some(LinkStats { bytes: rail.bytes.saturating_add(first.bytes), ..rail }),
+            (rail, first) => rail.or(first),
         }
     }
 
     /// A question over the present connection, if there is one.
     pub(crate) fn ask(&self, path: &str) -> Option<Asking> {
-        match &self.state {
-            State::Up(Dialled { control, .. }) => Some(control.get(path)),
-            _ => None,
-        }
+        self.first.ask(path)
     }
 }

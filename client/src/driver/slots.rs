@@ -1,6 +1,7 @@
 //! The machines of all loaders of a client, and what their actions mean to the links and consumers.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_transport::link::Tag;
@@ -102,12 +103,31 @@ impl Slots {
         self.ids = ids;
     }
 
-    pub(super) fn step_all(&mut self, now: Duration, mut event: impl FnMut() -> Event, path: &mut Path) {
+    /// One step of each machine that there is an event for, by the dataset that it reads.
+    pub(super) fn step_all(
+        &mut self,
+        now: Duration,
+        mut event: impl FnMut(&Path, &Arc<str>) -> Option<Event>,
+        path: &mut Path,
+    ) {
         let ids = self.in_turn();
         for &id in &ids {
-            self.step(now, id, event(), path);
+            let Some(slot) = self.slots.get(&id) else { continue };
+            if let Some(event) = event(path, &slot.machine.source().dataset) {
+                self.step(now, id, event, path);
+            }
         }
         self.ids = ids;
+    }
+
+    /// What a loader reads.
+    pub(super) fn dataset(&self, id: u16) -> Option<Arc<str>> {
+        self.slots.get(&id).map(|slot| slot.machine.source().dataset.clone())
+    }
+
+    /// Whether anybody reads a dataset.
+    pub(super) fn read(&self, dataset: &str) -> bool {
+        self.slots.values().any(|slot| *slot.machine.source().dataset == *dataset)
     }
 
     /// All ids, beginning with another one each time. Their memory is to be put back.
