@@ -108,8 +108,10 @@ fn crates_depend_in_one_direction() {
 #[test]
 fn fabrics_are_named_only_in_transport() {
     let verbs = lines_where(|path, line| {
+        // Whether the kernel's file of that name can be opened is looked at where the machine is.
+        let file = path.starts_with("cli/src/doctor/") && names(line, "rdma_cm");
         !path.starts_with("transport/src/rdma/")
-            && (names(line, "ibv_") || names(line, "rdma_sys") || names(line, "rdma_cm"))
+            && (names(line, "ibv_") || names(line, "rdma_sys") || (names(line, "rdma_cm") && !file))
     });
     assert_none(&verbs, "verbs are named only in transport/src/rdma");
     let quic = lines_where(|path, line| {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::doctor::Doctor;
 use crate::units::{parse_duration, parse_size};
 
 const EXIT_CODES: &str = "\
@@ -17,6 +18,7 @@ Exit codes:
   4  the dataset changed on the server while it was being read
   5  the data is damaged: a sample failed its checksum or its storage, for good
   6  the pool is too small for what was asked of it
+  7  `forebay doctor` found something wrong
   130  interrupted";
 
 /// Keeps training loops fed: serves packed samples next to the storage, and reads them anywhere in any order.
@@ -50,6 +52,8 @@ pub enum Command {
     Read(Read),
     /// Serve shards on loopback and read a shuffled epoch back, directly and through a 50 ms round trip
     Demo(Demo),
+    /// Say what stands between this machine and full speed, and what mends it
+    Doctor(Doctor),
     /// Make an index that travels with the shards, so that nobody who serves or reads them need read them first
     Index(Index),
     /// Read every byte of the shards again, and tell which samples are no longer what was indexed

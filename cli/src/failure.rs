@@ -21,6 +21,7 @@ pub const UNREACHABLE: u8 = 3;
 pub const CHANGED: u8 = 4;
 pub const DAMAGED: u8 = 5;
 pub const POOL: u8 = 6;
+pub const UNWELL: u8 = 7;
 pub const INTERRUPTED: u8 = 130;
 
 impl Failure {

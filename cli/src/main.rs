@@ -4,6 +4,7 @@ mod args;
 mod connect;
 mod demo;
 mod disk;
+mod doctor;
 mod failure;
 mod get;
 mod index;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         Command::Get(args) => get::run(args),
         Command::Read(args) => read::run(args),
         Command::Demo(args) => demo::run(args),
+        Command::Doctor(args) => doctor::run(args),
         Command::Index(args) => index::run(args),
         Command::Pack(args) => pack::run(args),
         Command::Verify(args) => verify::run(args),

@@ -3,5 +3,6 @@
 #![cfg(target_os = "linux")]
 
 mod alone;
+mod doctor;
 mod harness;
 mod pair;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use forebay_transport::pool::Slab;
 
-use super::uring::Rings;
+use super::uring::{self, Rings};
 use super::{PreadConfig, PreadStore, Store};
 use crate::catalog::ShardFile;
 
@@ -63,8 +63,8 @@ impl Default for LocalConfig {
 }
 
 /// Why something is not to be had, and what mends it.
-#[derive(Clone, Debug)]
-pub(super) struct Refusal {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
     pub reason: String,
     pub remedy: String,
 }
@@ -124,6 +124,14 @@ impl LocalStores {
         }
         let direct = direct && rings.is_some();
         Ok(LocalStores { rings, direct, pread, notes: notes.into() })
+    }
+
+    /// Whether this process may use io_uring at all. Nothing is kept of the try.
+    ///
+    /// # Errors
+    /// Why not, and what mends it.
+    pub fn probe_uring() -> Result<(), Refusal> {
+        uring::probe()
     }
 
     /// A store of `shards`, which reads name by their index in this list. Opens no file yet.

@@ -34,7 +34,7 @@ use tokio_util::sync::ReusableBoxFuture;
 pub use coalesce::{DEFAULT_GAP, coalesce, coalesce_aligned};
 pub use elsewhere::{RemoteConfig, Stores};
 pub use fault::{Fault, Faulty};
-pub use local::{Direct, Io, LocalConfig, LocalError, LocalStores};
+pub use local::{Direct, Io, LocalConfig, LocalError, LocalStores, Refusal};
 #[cfg(feature = "remote")]
 pub use object::RemoteStore;
 pub use pread::{PreadConfig, PreadStore};

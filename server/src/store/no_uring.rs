@@ -10,15 +10,23 @@ use super::Store;
 use super::local::{LocalConfig, Refusal};
 use crate::catalog::ShardFile;
 
+pub(super) fn probe() -> Result<(), Refusal> {
+    Err(refusal())
+}
+
+fn refusal() -> Refusal {
+    Refusal {
+        reason: "this program was built without it".into(),
+        remedy: "a build for Linux with the feature `uring`, which is on by default".into(),
+    }
+}
+
 /// There is none.
 pub(super) struct Rings(Infallible);
 
 impl Rings {
     pub(super) fn start(_: &LocalConfig, _: &Slab, _: bool) -> Result<Rings, Refusal> {
-        Err(Refusal {
-            reason: "this program was built without it".into(),
-            remedy: "a build for Linux with the feature `uring`, which is on by default".into(),
-        })
+        Err(refusal())
     }
 
     pub(super) fn open(&self, _: Vec<ShardFile>) -> io::Result<Arc<dyn Store>> {

@@ -37,14 +37,7 @@ impl Rings {
         let LocalConfig { depth, patience, pread, .. } = *config;
         let engine =
             Engine::start(Config { depth, register: Some(slab.clone()), direct, patience, ..Config::default() });
-        let engine = engine.map_err(|error| Refusal {
-            reason: error.to_string(),
-            remedy: match &error {
-                StartError::Unavailable(unavailable) => unavailable.remedy().into(),
-                _ => "more memory, or a larger limit on threads".into(),
-            },
-        })?;
-        Ok(Rings { engine: Arc::new(engine), slab: slab.clone(), direct, files: pread.files })
+        Ok(Rings { engine: Arc::new(engine.map_err(refusal)?), slab: slab.clone(), direct, files: pread.files })
     }
 
     pub(super) fn open(&self, shards: Vec<ShardFile>) -> io::Result<Arc<dyn Store>> {
@@ -75,6 +68,19 @@ impl Rings {
     pub(super) fn bounce(&self) -> u64 {
         self.engine.bounce() as u64
     }
+}
+
+/// Whether this process gets a ring.
+pub(super) fn probe() -> Result<(), Refusal> {
+    Engine::probe().map_err(|unavailable| refusal(unavailable.into()))
+}
+
+fn refusal(error: StartError) -> Refusal {
+    let remedy = match &error {
+        StartError::Unavailable(unavailable) => unavailable.remedy().into(),
+        _ => "more memory, or a larger limit on threads".into(),
+    };
+    Refusal { reason: error.to_string(), remedy }
 }
 
 /// A file that the page cache may have.

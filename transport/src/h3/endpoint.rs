@@ -1,12 +1,13 @@
 //! Sockets, windows, congestion control, and what all that may hold in memory.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use quinn::congestion::{BbrConfig, CubicConfig};
+use quinn::udp::UdpSocketState;
 use quinn::{AsyncUdpSocket, IdleTimeout, MtuDiscoveryConfig, VarInt};
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -194,14 +195,50 @@ pub(super) fn endpoint(
     quinn::Endpoint::new_with_abstract_socket(endpoint, server, socket, runtime)
 }
 
-/// Asks for large buffers. The kernel may give less: said once.
-fn enlarge(socket: &Socket, wanted: usize) {
-    static SAID: AtomicBool = AtomicBool::new(false);
+/// What the kernel gives a UDP socket of ours, tried out on one that sends nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketProbe {
+    /// Bytes that were asked for as each buffer.
+    pub wanted: usize,
+    /// Bytes that the buffer for receiving got.
+    pub receive_buffer: usize,
+    /// Bytes that the buffer for sending got.
+    pub send_buffer: usize,
+    /// The kernel cuts what it is handed into datagrams (generic segmentation offload).
+    pub cuts: bool,
+    /// The kernel joins the datagrams of one sender before it hands them out (generic receive offload).
+    pub joins: bool,
+}
+
+impl SocketProbe {
+    /// Binds a socket, asks for what `config` says, and closes it.
+    ///
+    /// # Errors
+    /// When this process gets no UDP socket.
+    pub fn take(config: &TransportConfig) -> io::Result<SocketProbe> {
+        let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
+        socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
+        let (receive_buffer, send_buffer) = buffers(&socket, config.socket_buffer);
+        let state = UdpSocketState::new((&socket).into())?;
+        let (cuts, joins) = (state.max_gso_segments() > 1, state.gro_segments() > 1);
+        Ok(SocketProbe { wanted: config.socket_buffer, receive_buffer, send_buffer, cuts, joins })
+    }
+}
+
+/// Asks for buffers of `wanted` bytes, and says what there is: for receiving, and for sending.
+fn buffers(socket: &Socket, wanted: usize) -> (usize, usize) {
     // Linux answers with twice what was asked for, of which half is for its own bookkeeping.
     let share = if cfg!(target_os = "linux") { 2 } else { 1 };
     let _ = socket.set_recv_buffer_size(wanted);
     let _ = socket.set_send_buffer_size(wanted);
-    let got = socket.recv_buffer_size().unwrap_or(0).min(socket.send_buffer_size().unwrap_or(0)) / share;
+    (socket.recv_buffer_size().unwrap_or(0) / share, socket.send_buffer_size().unwrap_or(0) / share)
+}
+
+/// Asks for large buffers. The kernel may give less: said once.
+fn enlarge(socket: &Socket, wanted: usize) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    let (receive, send) = buffers(socket, wanted);
+    let got = receive.min(send);
     if got < wanted && !SAID.swap(true, Ordering::Relaxed) {
         tracing::warn!(
             wanted,
@@ -243,6 +280,18 @@ mod tests {
             assert!(held <= budget && held > budget / 100 * 99, "{held} of {budget}");
         }
         assert_eq!(TransportConfig::client().within(0).receive_window, MIN_RECEIVE);
+    }
+
+    #[test]
+    fn a_probe_says_what_the_kernel_gives_and_no_more() {
+        let probe =
+            |socket_buffer| SocketProbe::take(&TransportConfig { socket_buffer, ..TransportConfig::client() }).unwrap();
+        let small = probe(16 << 10);
+        assert_eq!((small.wanted, small.receive_buffer, small.send_buffer), (16 << 10, 16 << 10, 16 << 10));
+        let limit = |name| std::fs::read_to_string(format!("/proc/sys/net/core/{name}")).ok()?.trim().parse().ok();
+        let (Some(receive), Some(send)) = (limit("rmem_max"), limit("wmem_max")) else { return };
+        let large = probe(1 << 30);
+        assert_eq!((large.receive_buffer, large.send_buffer), (receive, send), "what sysctl says, and no more");
     }
 
     #[tokio::test]

@@ -26,3 +26,6 @@ pub use account::Account;
 pub use lease::{Lease, Quarantined, View};
 pub use ledger::{Claim, Ledger, OverBudget};
 pub use slab::{Slab, SlabConfig, SlabError, Usage};
+
+/// How the limit on locked memory is raised, for messages.
+pub const MEMLOCK: &str = "ulimit -l unlimited (systemd: LimitMEMLOCK=infinity; docker run --ulimit memlock=-1)";

@@ -2,7 +2,7 @@
 //! come back with its addresses at other indexes.
 #![allow(unsafe_code)]
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_int};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::ptr::NonNull;
@@ -10,13 +10,18 @@ use std::ptr::NonNull;
 use rdma_sys::{ibv_context, ibv_device, ibv_device_attr, ibv_gid_entry, ibv_port_attr};
 
 pub use super::library::Missing;
-use super::library::{Verbs, verbs};
+use super::library::Verbs;
 
 /// Why devices cannot be looked up.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
     Missing(#[from] Missing),
+    /// Memory that is registered stays in place, and the system lets this process keep only so much there.
+    #[error(
+        "RDMA: {bytes} bytes cannot be registered with {device}: raise RLIMIT_MEMLOCK (ulimit -l) to that and some more"
+    )]
+    Limit { bytes: usize, device: String },
     /// The system refused.
     #[error("RDMA: {what}: {source}")]
     System { what: String, source: io::Error },
@@ -83,20 +88,26 @@ pub enum GidKind {
 /// # Errors
 /// [`Error::Missing`] without rdma-core's libraries, [`Error::System`] if a device that is there cannot be opened or asked.
 pub fn devices() -> Result<Vec<Device>, Error> {
-    let verbs = verbs()?;
+    let verbs = Verbs::get()?;
     let list = List::get(verbs)?;
     list.devices().iter().map(|&device| look(verbs, device)).collect()
 }
 
 /// What `device`, of a list that is not freed yet, says of itself.
 fn look(verbs: &'static Verbs, device: *mut ibv_device) -> Result<Device, Error> {
-    // SAFETY: the device is of a list that lives; its name is text that ends with a zero, in the device itself.
-    let name = unsafe { CStr::from_ptr((verbs.get_device_name)(device)) }.to_string_lossy().into_owned();
+    let name = name(verbs, device);
     let context = Context::open(verbs, device, &name)?;
     let gids = context.gids(&name)?;
     // A port that does not answer hides none of the others.
     let ports = (1..=context.port_count(&name)?).filter_map(|number| context.port(number, &gids)).collect();
     Ok(Device { name, ports })
+}
+
+/// The name of `device`, of a list that is not freed yet or of a context that is open.
+pub(super) fn name(verbs: &Verbs, device: *mut ibv_device) -> String {
+    // SAFETY: the device is of a list or a context that lives; its name is text that ends with a zero, in the device itself.
+    let name = unsafe { CStr::from_ptr((verbs.get_device_name)(device)) };
+    name.to_string_lossy().into_owned()
 }
 
 /// The system's list of devices; freed when dropped.
@@ -138,12 +149,28 @@ impl Drop for List {
 }
 
 /// An open device; closed when dropped.
-struct Context {
-    verbs: &'static Verbs,
-    raw: NonNull<ibv_context>,
+pub(super) struct Context {
+    pub(super) verbs: &'static Verbs,
+    pub(super) raw: NonNull<ibv_context>,
 }
 
+// SAFETY: rdma-core's calls may be made from any thread, and from several at once.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
 impl Context {
+    /// The device that the system names so.
+    pub(super) fn open_named(name: &str) -> Result<Context, Error> {
+        let verbs = Verbs::get()?;
+        let list = List::get(verbs)?;
+        let found = list.devices().iter().find(|&&device| self::name(verbs, device) == name);
+        match found {
+            Some(&device) => Self::open(verbs, device, name),
+            None => Err(Error::System { what: format!("opening {name}"), source: io::ErrorKind::NotFound.into() }),
+        }
+    }
+
     fn open(verbs: &'static Verbs, device: *mut ibv_device, name: &str) -> Result<Self, Error> {
         // SAFETY: the device is of a list that lives.
         let raw = NonNull::new(unsafe { (verbs.open_device)(device) });
@@ -155,11 +182,8 @@ impl Context {
         // SAFETY: numbers and text alone, for which zeros are a value.
         let mut found: ibv_device_attr = unsafe { std::mem::zeroed() };
         // SAFETY: the context is open, and `found` is ours to be written.
-        match unsafe { (self.verbs.query_device)(self.raw.as_ptr(), &raw mut found) } {
-            0 => Ok(found.phys_port_cnt),
-            // Errors are given as numbers here, not left behind.
-            errno => Err(Error::System { what: format!("asking {name}"), source: io::Error::from_raw_os_error(errno) }),
-        }
+        let asked = unsafe { (self.verbs.query_device)(self.raw.as_ptr(), &raw mut found) };
+        checked(&format!("asking {name}"), asked).map(|()| found.phys_port_cnt)
     }
 
     /// Port `number`, with those of `gids` that are its own; `None` if it does not answer.
@@ -197,14 +221,23 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: open, closed once, and nothing was made of it that still lives. Failing would leave a descriptor open.
+        // SAFETY: open, closed once, and nothing that was made of it lives: whatever is made of it keeps it. Failing would leave
+        // a descriptor open.
         let _ = unsafe { (self.verbs.close_device)(self.raw.as_ptr()) };
     }
 }
 
 /// What the system said just now.
-fn system(what: &str) -> Error {
+pub(super) fn system(what: &str) -> Error {
     Error::System { what: what.to_owned(), source: io::Error::last_os_error() }
+}
+
+/// Of a call that gives 0, or errno.
+pub(super) fn checked(what: &str, errno: c_int) -> Result<(), Error> {
+    match errno {
+        0 => Ok(()),
+        errno => Err(Error::System { what: what.to_owned(), source: io::Error::from_raw_os_error(errno) }),
+    }
 }
 
 fn gid(entry: &ibv_gid_entry) -> Gid {

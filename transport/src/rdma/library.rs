@@ -1,11 +1,14 @@
 //! What rdma-core's libraries export, looked up when it is first needed: a program that has no use for RDMA runs without them.
 #![allow(unsafe_code)]
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
 use libloading::Library;
-use rdma_sys::{ibv_context, ibv_device, ibv_device_attr, ibv_gid_entry, ibv_port_attr};
+use rdma_sys::{
+    ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_gid_entry, ibv_mr, ibv_pd, ibv_port_attr,
+    ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
+};
 
 /// Why there are no verbs on this machine. It says what to install.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -20,61 +23,80 @@ pub enum Missing {
     Symbol { library: &'static str, symbol: &'static str },
 }
 
-/// What we use of `libibverbs`. What its header has inline goes through a context's own table, and is not here.
-pub(super) struct Verbs {
-    pub(super) get_device_list: unsafe extern "C" fn(*mut c_int) -> *mut *mut ibv_device,
-    pub(super) free_device_list: unsafe extern "C" fn(*mut *mut ibv_device),
-    pub(super) get_device_name: unsafe extern "C" fn(*mut ibv_device) -> *const c_char,
-    pub(super) open_device: unsafe extern "C" fn(*mut ibv_device) -> *mut ibv_context,
-    pub(super) close_device: unsafe extern "C" fn(*mut ibv_context) -> c_int,
-    pub(super) query_device: unsafe extern "C" fn(*mut ibv_context, *mut ibv_device_attr) -> c_int,
-    pub(super) query_port: unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int,
-    /// Context, room for entries, how many fit, flags (0), bytes of an entry; gives how many were written, or minus errno.
-    pub(super) query_gid_table: unsafe extern "C" fn(*mut ibv_context, *mut ibv_gid_entry, usize, u32, usize) -> isize,
+/// Looks up in `$library` (of package `$package`) what `$fields` have as their symbols.
+macro_rules! table {
+    ($table:ident from $library:literal of $package:literal { $($field:ident: $symbol:literal as $type:ty,)* }) => {
+        pub(super) struct $table {
+            $(pub(super) $field: $type,)*
+        }
+
+        impl $table {
+            /// Loaded at the first call that finds it. A failure is not kept: the library may be installed meanwhile.
+            ///
+            /// # Errors
+            /// [`Missing`] if the library or one of its symbols is not there.
+            pub(super) fn get() -> Result<&'static $table, Missing> {
+                static LOADED: OnceLock<$table> = OnceLock::new();
+                if let Some(table) = LOADED.get() {
+                    return Ok(table);
+                }
+                let found = $table::load($library, $package)?;
+                // Two callers at once look the same symbols up, and one table is kept.
+                Ok(LOADED.get_or_init(|| found))
+            }
+
+            fn load(library: &'static str, package: &'static str) -> Result<$table, Missing> {
+                let opened = open(library, package)?;
+                Ok($table {
+                    // SAFETY: the field's type is the symbol's in rdma-core's header, the same in every version of `.so.1`.
+                    $($field: *unsafe { opened.get::<$type>($symbol) }
+                        .map_err(|_| Missing::Symbol { library, symbol: $symbol })?,)*
+                })
+            }
+        }
+    };
 }
 
-const VERBS: &str = "libibverbs.so.1";
-
-/// The verbs, loaded at the first call that finds them. A failure is not kept: the libraries may be installed meanwhile.
-///
-/// # Errors
-/// [`Missing`] if the library or one of its symbols is not there.
-pub(super) fn verbs() -> Result<&'static Verbs, Missing> {
-    static LOADED: OnceLock<Verbs> = OnceLock::new();
-    if let Some(verbs) = LOADED.get() {
-        return Ok(verbs);
-    }
-    let found = load(VERBS, "libibverbs1 ibverbs-providers")?;
-    // Two callers at once look the same symbols up, and one table is kept.
-    Ok(LOADED.get_or_init(|| found))
+/// Opened, and never closed: its functions are called for as long as the program runs, and it keeps threads and tables of
+/// its own.
+fn open(library: &'static str, package: &'static str) -> Result<&'static Library, Missing> {
+    // SAFETY: what runs when rdma-core's libraries are loaded registers plug-ins and no more; they may be loaded from any thread.
+    let opened = unsafe { Library::new(library) };
+    let opened = opened.map_err(|error| Missing::Library { library, package, why: error.to_string() })?;
+    Ok(Box::leak(Box::new(opened)))
 }
 
-fn load(library: &'static str, package: &'static str) -> Result<Verbs, Missing> {
-    // SAFETY: what runs when rdma-core's library is loaded registers its plug-ins and no more; it may be loaded from any thread.
-    let opened = unsafe { Library::new(library) }.map_err(|error| Missing::Library {
-        library,
-        package,
-        why: error.to_string(),
-    })?;
-    // Never closed: its functions are called for as long as the program runs, and it keeps threads and tables of its own.
-    let opened: &'static Library = Box::leak(Box::new(opened));
-    macro_rules! symbol {
-        ($name:literal) => {
-            // SAFETY: the field's type is the symbol's in rdma-core's header, the same in every version of `.so.1`.
-            *unsafe { opened.get($name) }.map_err(|_| Missing::Symbol { library, symbol: $name })?
-        };
-    }
-    Ok(Verbs {
-        get_device_list: symbol!("ibv_get_device_list"),
-        free_device_list: symbol!("ibv_free_device_list"),
-        get_device_name: symbol!("ibv_get_device_name"),
-        open_device: symbol!("ibv_open_device"),
-        close_device: symbol!("ibv_close_device"),
-        query_device: symbol!("ibv_query_device"),
-        query_port: symbol!("ibv_query_port"),
-        query_gid_table: symbol!("_ibv_query_gid_table"),
-    })
-}
+// What we use of `libibverbs`. What its header has inline goes through a context's own table, and is not here. Functions that
+// give a `c_int` give 0, or errno; those that give a pointer leave errno behind with a null.
+table! { Verbs from "libibverbs.so.1" of "libibverbs1 ibverbs-providers" {
+    get_device_list: "ibv_get_device_list" as unsafe extern "C" fn(*mut c_int) -> *mut *mut ibv_device,
+    free_device_list: "ibv_free_device_list" as unsafe extern "C" fn(*mut *mut ibv_device),
+    get_device_name: "ibv_get_device_name" as unsafe extern "C" fn(*mut ibv_device) -> *const c_char,
+    open_device: "ibv_open_device" as unsafe extern "C" fn(*mut ibv_device) -> *mut ibv_context,
+    close_device: "ibv_close_device" as unsafe extern "C" fn(*mut ibv_context) -> c_int,
+    query_device: "ibv_query_device" as unsafe extern "C" fn(*mut ibv_context, *mut ibv_device_attr) -> c_int,
+    query_port: "ibv_query_port" as unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int,
+    // Context, room for entries, how many fit, flags (0), bytes of an entry; gives how many were written, or minus errno.
+    query_gid_table: "_ibv_query_gid_table"
+        as unsafe extern "C" fn(*mut ibv_context, *mut ibv_gid_entry, usize, u32, usize) -> isize,
+    alloc_pd: "ibv_alloc_pd" as unsafe extern "C" fn(*mut ibv_context) -> *mut ibv_pd,
+    dealloc_pd: "ibv_dealloc_pd" as unsafe extern "C" fn(*mut ibv_pd) -> c_int,
+    reg_mr: "ibv_reg_mr" as unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr,
+    dereg_mr: "ibv_dereg_mr" as unsafe extern "C" fn(*mut ibv_mr) -> c_int,
+    create_comp_channel: "ibv_create_comp_channel" as unsafe extern "C" fn(*mut ibv_context) -> *mut ibv_comp_channel,
+    destroy_comp_channel: "ibv_destroy_comp_channel" as unsafe extern "C" fn(*mut ibv_comp_channel) -> c_int,
+    // Context, how many entries, what is the caller's, channel, vector.
+    create_cq: "ibv_create_cq"
+        as unsafe extern "C" fn(*mut ibv_context, c_int, *mut c_void, *mut ibv_comp_channel, c_int) -> *mut ibv_cq,
+    destroy_cq: "ibv_destroy_cq" as unsafe extern "C" fn(*mut ibv_cq) -> c_int,
+    // Gives 0, or leaves errno behind.
+    get_cq_event: "ibv_get_cq_event"
+        as unsafe extern "C" fn(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int,
+    ack_cq_events: "ibv_ack_cq_events" as unsafe extern "C" fn(*mut ibv_cq, c_uint),
+    create_qp: "ibv_create_qp" as unsafe extern "C" fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp,
+    modify_qp: "ibv_modify_qp" as unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int,
+    destroy_qp: "ibv_destroy_qp" as unsafe extern "C" fn(*mut ibv_qp) -> c_int,
+} }
 
 #[cfg(test)]
 mod tests {
@@ -82,14 +104,14 @@ mod tests {
 
     #[test]
     fn a_missing_library_is_named_with_its_package() {
-        let missing = load("libforebay-not-there.so.1", "that-package").err().expect("there is no such library");
+        let missing = Verbs::load("libforebay-not-there.so.1", "that-package").err().expect("there is no such library");
         let text = missing.to_string();
         assert!(text.contains("libforebay-not-there.so.1") && text.contains("that-package"), "{text}");
     }
 
     #[test]
     fn a_library_without_a_symbol_is_named_with_the_symbol() {
-        let missing = load("libc.so.6", "libc6").err().expect("libc has no verbs");
+        let missing = Verbs::load("libc.so.6", "libc6").err().expect("libc has no verbs");
         assert_eq!(missing, Missing::Symbol { library: "libc.so.6", symbol: "ibv_get_device_list" });
     }
 }

@@ -9,16 +9,25 @@
 //! | [`tickets`] | who may connect: the clock is passed in | verbs, clocks |
 //! | `library` | what rdma-core's libraries export, looked up when first needed | what is done with it |
 //! | `device` | devices, ports and their addresses, as they are now | connections |
+//! | `memory` | what devices may touch: domains, registrations, windows | what is in it |
 //!
-//! `library` and `device` are built on Linux with feature `rdma`. The others always are, so that a program without verbs knows
+//! From `library` on they are built on Linux with feature `rdma`. The others always are, so that a program without verbs knows
 //! the bytes as well, and tests of them need no device.
 
 #[cfg(all(feature = "rdma", target_os = "linux"))]
 pub mod device;
 pub mod frame;
 pub mod hello;
+// Connections are to use these.
 #[cfg(all(feature = "rdma", target_os = "linux"))]
+#[allow(dead_code)]
 mod library;
+#[cfg(all(feature = "rdma", target_os = "linux"))]
+#[allow(dead_code)]
+mod memory;
 pub mod offer;
 pub mod table;
 pub mod tickets;
+
+#[cfg(all(test, feature = "rdma", target_os = "linux"))]
+mod device_tests;

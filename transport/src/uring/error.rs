@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use crate::pool::SlabError;
+use crate::pool::{MEMLOCK, SlabError};
 
 /// Why this process gets no ring.
 #[derive(Debug, thiserror::Error)]
@@ -57,9 +57,6 @@ impl Unavailable {
         }
     }
 }
-
-/// How the limit on locked memory is raised.
-pub const MEMLOCK: &str = "ulimit -l unlimited (systemd: LimitMEMLOCK=infinity; docker run --ulimit memlock=-1)";
 
 /// Why an engine does not start.
 #[derive(Debug, thiserror::Error)]

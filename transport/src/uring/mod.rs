@@ -25,9 +25,10 @@ use std::os::fd::{AsFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+pub use crate::pool::MEMLOCK;
 use crate::pool::{Lease, Slab, SlabConfig};
 use crate::reply::{Answer, Replies, Reply};
-pub use error::{Failed, MEMLOCK, StartError, Unavailable};
+pub use error::{Failed, StartError, Unavailable};
 pub use steps::Alignment;
 use steps::BOUNCE;
 

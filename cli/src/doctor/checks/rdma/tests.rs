@@ -1,0 +1,106 @@
+use super::super::super::facts::rdma::{Node, Provider};
+use super::super::super::facts::tests::healthy;
+use super::super::super::finding::Level;
+use super::super::CHECKS;
+use super::super::tests::{after, says};
+use super::*;
+
+fn port(facts: &mut Facts) -> &mut Port {
+    &mut facts.rdma.devices[0].ports[0]
+}
+
+#[test]
+fn a_machine_without_devices_is_noted_in_one_line() {
+    let mut facts = healthy();
+    facts.rdma.devices.clear();
+    // Whatever else is missing.
+    (facts.rdma.verbs, facts.rdma.manager, facts.rdma.manager_node) = (None, None, Node::default());
+    let findings: Vec<Finding> = CHECKS.iter().filter_map(|check| check(&facts)).collect();
+    let about: Vec<&Finding> = findings.iter().filter(|finding| finding.level != Level::Ok).collect();
+    assert_eq!(about.len(), 1, "{about:?}");
+    says(about[0], Level::Note, "none: samples travel by HTTP/3", "");
+    assert!(!usable(&facts));
+    let finding = after(devices, |facts| facts.rdma.devices[0].provider = Some("efa"));
+    says(&finding, Level::Note, "only mlx5_0, without reliable connections", "");
+}
+
+#[test]
+fn missing_libraries() {
+    says(&after(libraries, |facts| facts.rdma.verbs = None), Level::Wrong, "libibverbs.so.1 cannot", "libibverbs1");
+    says(&after(libraries, |facts| facts.rdma.manager = None), Level::Wrong, "librdmacm.so.1 cannot", "librdmacm1");
+}
+
+#[test]
+fn missing_providers() {
+    let finding = after(providers, |facts| facts.rdma.providers.clear());
+    says(&finding, Level::Wrong, "for mlx5 devices", "ibverbs-providers");
+    let finding = after(providers, |facts| facts.rdma.takes = Some(50));
+    says(&finding, Level::Wrong, "IBVERBS_PRIVATE_50", "of one release");
+    let other = Provider { name: "mlx5".into(), version: 50 };
+    let finding = after(providers, |facts| {
+        facts.rdma.takes = Some(50);
+        facts.rdma.providers.push(other);
+    });
+    says(&finding, Level::Ok, "mlx5", "");
+    let finding = after(providers, |facts| facts.rdma.configured = vec!["rxe".into()]);
+    says(&finding, Level::Wrong, "not told of mlx5", "/etc/libibverbs.d/mlx5.driver");
+    let finding = after(providers, |facts| facts.rdma.devices[0].provider = None);
+    says(&finding, Level::Note, "not known", "");
+}
+
+#[test]
+fn files_that_cannot_be_opened() {
+    let finding = after(nodes, |facts| facts.rdma.devices[0].node = Node::default());
+    says(&finding, Level::Wrong, "no way to mlx5_0", "modprobe ib_uverbs");
+    let finding = after(nodes, |facts| facts.rdma.manager_node = Node::default());
+    says(&finding, Level::Wrong, "no connections", "modprobe rdma_ucm");
+    let finding = after(nodes, |facts| facts.rdma.devices[0].node.error = Some("No such file or directory".into()));
+    says(&finding, Level::Wrong, "uverbs0: No such file", "docker run --device=/dev/infiniband");
+    let finding = after(nodes, |facts| facts.rdma.manager_node.error = Some("Permission denied (os error 13)".into()));
+    says(&finding, Level::Wrong, "Permission denied", "chmod a+rw /dev/infiniband/{rdma_");
+}
+
+#[test]
+fn ports_that_are_down() {
+    let finding = after(ports, |facts| (port(facts).state, port(facts).wire) = ("DOWN".into(), "Disabled".into()));
+    says(&finding, Level::Better, "none is up: mlx5_0/1 is DOWN (Disabled)", "ip link set dev eth0 up");
+    let infiniband = |facts: &mut Facts| (port(facts).ethernet, port(facts).state) = (false, "INIT".into());
+    says(&after(ports, infiniband), Level::Better, "mlx5_0/1 is INIT (LinkUp)", "opensm");
+    let finding = after(ports, |facts| {
+        infiniband(facts);
+        port(facts).wire = "Polling".into();
+    });
+    says(&finding, Level::Better, "INIT (Polling)", "cable");
+    let finding = after(ports, |facts| {
+        let second = Port { number: "2".into(), state: "DOWN".into(), ..port(facts).clone() };
+        facts.rdma.devices[0].ports.push(second);
+    });
+    says(&finding, Level::Note, "up: mlx5_0/1 (100 Gb/sec (4X EDR)); mlx5_0/2 is DOWN", "ip link set");
+    says(&after(ports, |facts| facts.rdma.devices[0].ports.clear()), Level::Better, "have none", "dmesg");
+}
+
+#[test]
+fn addresses_nobody_can_reach() {
+    let gid = |address: &str, kind: &str| Gid { address: address.parse().unwrap(), kind: Some(kind.into()) };
+    let with = |gids: Vec<Gid>| after(addresses, |facts| port(facts).gids = gids);
+    says(&with(vec![]), Level::Wrong, "mlx5_0/1 has none", "ip addr add ADDRESS/PREFIX dev eth0");
+    says(&with(vec![gid("fe80::1", "RoCE v2")]), Level::Wrong, "link-local", "ip addr add ADDRESS/PREFIX dev eth0");
+    let finding = with(vec![gid("fe80::1", "RoCE v2"), gid("::ffff:10.7.0.1", "IB/RoCE v1")]);
+    says(&finding, Level::Wrong, "link-local", "ip addr add");
+    let finding = with(vec![gid("::ffff:10.7.0.1", "IB/RoCE v1")]);
+    says(&finding, Level::Wrong, "RoCE v1", "cma_roce_mode -d mlx5_0 -p 1 -m 2");
+    says(&with(vec![gid("fd00::1", "RoCE v2")]), Level::Note, "mlx5_0/1 fd00::1: by IPv6 alone", "");
+    let finding = with(vec![gid("fd00::1", "RoCE v2"), gid("::ffff:10.7.0.1", "RoCE v2")]);
+    says(&finding, Level::Ok, "mlx5_0/1 10.7.0.1", "");
+    let finding = after(addresses, |facts| (port(facts).ethernet, port(facts).interface) = (false, None));
+    says(&finding, Level::Wrong, "no interface for IP", "modprobe ib_ipoib");
+}
+
+#[test]
+fn small_packets() {
+    let finding = after(packets, |facts| facts.net.interfaces[0].mtu = Some(1500));
+    says(&finding, Level::Better, "mlx5_0/1 carries 1024 bytes at a time, since eth0 has an MTU of 1500", "mtu 4200");
+    // As measured with soft-RoCE.
+    assert_eq!([1500, 4200, 9000].map(payload), [1024, 4096, 4096]);
+    assert_eq!([0, 96, 351, 352].map(payload), [0, 0, 0, 256]);
+}
