@@ -9,7 +9,7 @@ use super::memory::{Domain, Registration, Rights, Window};
 use crate::pool::{Account, Slab, SlabConfig};
 
 /// Whether there is a device here; said loudly if not.
-fn is_here() -> bool {
+pub(super) fn is_here() -> bool {
     let here = std::env::var_os("FOREBAY_RDMA_TESTS").is_some_and(|value| value == "1");
     if !here {
         let test = std::thread::current().name().unwrap_or("a test").to_owned();
@@ -22,12 +22,12 @@ fn is_here() -> bool {
     here
 }
 
-fn slab(capacity: usize) -> Slab {
+pub(super) fn slab(capacity: usize) -> Slab {
     Slab::new(SlabConfig { lock: false, ..SlabConfig::new(capacity) }).expect("a small slab")
 }
 
 /// How many of each kind the kernel has: `rdma resource show`.
-fn resources() -> String {
+pub(super) fn resources() -> String {
     let shown = std::process::Command::new("rdma").args(["resource", "show"]).output().expect("rdma runs");
     String::from_utf8(shown.stdout).expect("text")
 }

@@ -4,10 +4,12 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
+use libc::sockaddr;
 use libloading::Library;
 use rdma_sys::{
     ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_gid_entry, ibv_mr, ibv_pd, ibv_port_attr,
-    ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
+    ibv_qp, ibv_qp_attr, ibv_qp_init_attr, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel,
+    rdma_port_space,
 };
 
 /// Why there are no verbs on this machine. It says what to install.
@@ -96,6 +98,34 @@ table! { Verbs from "libibverbs.so.1" of "libibverbs1 ibverbs-providers" {
     create_qp: "ibv_create_qp" as unsafe extern "C" fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp,
     modify_qp: "ibv_modify_qp" as unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int,
     destroy_qp: "ibv_destroy_qp" as unsafe extern "C" fn(*mut ibv_qp) -> c_int,
+} }
+
+// What we use of `librdmacm`. Functions that give a `c_int` give 0, or leave errno behind.
+table! { Manager from "librdmacm.so.1" of "librdmacm1" {
+    create_event_channel: "rdma_create_event_channel" as unsafe extern "C" fn() -> *mut rdma_event_channel,
+    destroy_event_channel: "rdma_destroy_event_channel" as unsafe extern "C" fn(*mut rdma_event_channel),
+    create_id: "rdma_create_id" as unsafe extern "C" fn(
+        *mut rdma_event_channel, *mut *mut rdma_cm_id, *mut c_void, rdma_port_space::Type,
+    ) -> c_int,
+    destroy_id: "rdma_destroy_id" as unsafe extern "C" fn(*mut rdma_cm_id) -> c_int,
+    migrate_id: "rdma_migrate_id" as unsafe extern "C" fn(*mut rdma_cm_id, *mut rdma_event_channel) -> c_int,
+    bind_addr: "rdma_bind_addr" as unsafe extern "C" fn(*mut rdma_cm_id, *mut sockaddr) -> c_int,
+    listen: "rdma_listen" as unsafe extern "C" fn(*mut rdma_cm_id, c_int) -> c_int,
+    // Most significant byte first.
+    get_src_port: "rdma_get_src_port" as unsafe extern "C" fn(*mut rdma_cm_id) -> u16,
+    // Id, from where (null: as routed), to where, milliseconds.
+    resolve_addr: "rdma_resolve_addr"
+        as unsafe extern "C" fn(*mut rdma_cm_id, *mut sockaddr, *mut sockaddr, c_int) -> c_int,
+    resolve_route: "rdma_resolve_route" as unsafe extern "C" fn(*mut rdma_cm_id, c_int) -> c_int,
+    // Id, what to set, which of it.
+    init_qp_attr: "rdma_init_qp_attr" as unsafe extern "C" fn(*mut rdma_cm_id, *mut ibv_qp_attr, *mut c_int) -> c_int,
+    connect: "rdma_connect" as unsafe extern "C" fn(*mut rdma_cm_id, *mut rdma_conn_param) -> c_int,
+    establish: "rdma_establish" as unsafe extern "C" fn(*mut rdma_cm_id) -> c_int,
+    accept: "rdma_accept" as unsafe extern "C" fn(*mut rdma_cm_id, *mut rdma_conn_param) -> c_int,
+    reject: "rdma_reject" as unsafe extern "C" fn(*mut rdma_cm_id, *const c_void, u8) -> c_int,
+    disconnect: "rdma_disconnect" as unsafe extern "C" fn(*mut rdma_cm_id) -> c_int,
+    get_cm_event: "rdma_get_cm_event" as unsafe extern "C" fn(*mut rdma_event_channel, *mut *mut rdma_cm_event) -> c_int,
+    ack_cm_event: "rdma_ack_cm_event" as unsafe extern "C" fn(*mut rdma_cm_event) -> c_int,
 } }
 
 #[cfg(test)]

@@ -120,6 +120,10 @@ impl Registration {
         Some(Piece { address: bytes.cast::<u8>() as u64, len: u32::try_from(bytes.len()).ok()?, key })
     }
 
+    pub(super) fn domain(&self) -> &Arc<Domain> {
+        &self.domain
+    }
+
     /// Whether it is this slab's.
     pub(super) fn is_of(&self, slab: &Slab) -> bool {
         self.slab.region() == slab.region()
@@ -201,8 +205,11 @@ impl Window {
         self.bound.is_some()
     }
 
-    /// The binding was invalidated, or was never made: it may be bound anew.
+    /// The binding was made, and then invalidated: it may be bound anew.
     pub(super) fn ended(&mut self) {
+        // The next binding is recognised by this one's key, which for this type is for us to keep up to date.
+        // SAFETY: the window lives, and who posts work with it has `&mut`.
+        unsafe { self.raw.as_mut() }.rkey = self.key;
         self.bound = None;
     }
 }

@@ -9,6 +9,8 @@
 //! | [`tickets`] | who may connect: the clock is passed in | verbs, clocks |
 //! | `library` | what rdma-core's libraries export, looked up when first needed | what is done with it |
 //! | `device` | devices, ports and their addresses, as they are now | connections |
+//! | `manager` | how queues of two machines are connected | what they carry |
+//! | `queue` | a queue pair and its completions, with one owner | what its work is for |
 //! | `memory` | what devices may touch: domains, registrations, windows | what is in it |
 //!
 //! From `library` on they are built on Linux with feature `rdma`. The others always are, so that a program without verbs knows
@@ -24,10 +26,18 @@ pub mod hello;
 mod library;
 #[cfg(all(feature = "rdma", target_os = "linux"))]
 #[allow(dead_code)]
+mod manager;
+#[cfg(all(feature = "rdma", target_os = "linux"))]
+#[allow(dead_code)]
 mod memory;
 pub mod offer;
+#[cfg(all(feature = "rdma", target_os = "linux"))]
+#[allow(dead_code)]
+mod queue;
 pub mod table;
 pub mod tickets;
 
 #[cfg(all(test, feature = "rdma", target_os = "linux"))]
 mod device_tests;
+#[cfg(all(test, feature = "rdma", target_os = "linux"))]
+mod queue_tests;
