@@ -266,6 +266,8 @@ impl Machine {
             }
         };
         self.stats.retried += op.count as u64;
+        // What it was packed for did not come: meanwhile its room may have gone to others.
+        self.packed.1 = false;
         self.set_back(at, Some(delay));
     }
 

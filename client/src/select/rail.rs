@@ -233,6 +233,11 @@ impl<L: Link> Rail<L> {
         self.step(now, event, None)
     }
 
+    /// All links that something may still come of: the one in use first.
+    pub fn links(&self) -> impl Iterator<Item = &L> {
+        self.used.iter().chain(&self.left).map(|lane| &lane.link)
+    }
+
     /// What the link in use knows about itself.
     pub fn stats(&self) -> Option<LinkStats> {
         self.used.as_ref().map(|lane| lane.link.stats())

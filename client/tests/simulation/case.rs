@@ -10,6 +10,8 @@ use forebay_transport::place::needed;
 use forebay_transport::sim::{Content, Faults, Known, SimConfig};
 use forebay_transport::wire::ALIGN;
 
+use super::beside::RailCase;
+
 pub const FRAME: u64 = 4096;
 
 /// A rank's loader and who reads from it.
@@ -47,6 +49,8 @@ pub struct Case {
     /// How long after a cut the path is back; `None`: never. And how long each path lives.
     pub back_after: Option<Duration>,
     pub lives: Option<Duration>,
+    /// A faster path beside it.
+    pub rail: Option<RailCase>,
     pub loaders: Vec<LoaderCase>,
 }
 
@@ -76,7 +80,7 @@ impl Case {
         let shared = rng.bool();
         let limit = if shared { pool } else { (pool / u64::from(count) / FRAME * FRAME).max(FRAME) };
         let loaders = (0..count).map(|at| loader(rng, &content, limit, at, count)).collect();
-        Case { content, pool, link, back_after, lives, loaders }
+        Case { content, pool, link, back_after, lives, rail: None, loaders }
     }
 
     /// One loader of one rank over a quiet path: 300 samples of 1 to 3000 bytes in batches of 10, one epoch, a pool of
@@ -105,7 +109,7 @@ impl Case {
         };
         let pool = 1 << 20;
         let loaders = vec![LoaderCase { spec, config, limit: pool, consumer }];
-        Case { content, pool, link: SimConfig::default(), back_after: None, lives: None, loaders }
+        Case { content, pool, link: SimConfig::default(), back_after: None, lives: None, rail: None, loaders }
     }
 
     pub fn source(&self) -> Source {
@@ -129,6 +133,10 @@ impl Case {
 
     /// Whether single samples or operations can fail, or are placed in other ways than they fit.
     pub fn is_faulty(&self) -> bool {
+        // What is wrong with a rail is no excuse, unless there is nothing else.
+        if self.rail.as_ref().is_some_and(|rail| rail.only) {
+            return true;
+        }
         let Faults {
             corrupt, storage, rotten, busy, server, protocol, refused, silent, truncated, stingy, barren, ..
         } = &self.link.faults;
@@ -160,7 +168,7 @@ pub fn need(content: &Content, ordinal: u64) -> u64 {
 }
 
 /// A number between `min` and `max`, evenly over orders of magnitude.
-fn log(rng: &mut fastrand::Rng, min: u64, max: u64) -> u64 {
+pub fn log(rng: &mut fastrand::Rng, min: u64, max: u64) -> u64 {
     let (min, max) = (min as f64, max as f64);
     (min * (max / min).powf(rng.f64())).round() as u64
 }

@@ -5,9 +5,13 @@
 //! exact order, with the right bytes; the budget; that every wait ends; that all memory is back at the end; that errors
 //! have a reason.
 //!
+//! In half of the worlds of `rails` there is nothing wrong with the path, and a faster one beside it that comes and goes.
+//!
 //! `FOREBAY_SEEDS=5000` runs so many (default 2000); `FOREBAY_SEED=17` replays one, and says what came of it.
 
+mod beside;
 mod case;
+mod rails;
 mod reader;
 mod scenes;
 mod world;

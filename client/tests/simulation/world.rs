@@ -1,6 +1,6 @@
 //! A world in virtual time: a path that comes and goes, loaders, their consumers, and a driver without threads.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use forebay_transport::link::{Completion, Failure, Link, Status, Tag};
 use forebay_transport::pool::{Account, Slab, SlabConfig};
 use forebay_transport::sim::{SimClock, SimLink};
 
+use super::beside::Beside;
 use super::case::{Case, plan};
 use super::reader::{Reader, Wish};
 
@@ -21,6 +22,10 @@ pub enum Sabotage {
     SkipVerification,
     LeakLease,
     ForgetCompletion,
+    /// What a rail says is taken at its word.
+    TrustRail,
+    /// What a rail did not answer is said to be closed twice.
+    AnswerTwice,
 }
 
 struct Loader {
@@ -42,11 +47,15 @@ pub struct World {
     link: Option<SimLink>,
     retiring: Vec<SimLink>,
     links: u64,
+    beside: Option<Beside>,
     back_at: Option<Duration>,
     loaders: Vec<Loader>,
     events: VecDeque<(usize, Event)>,
     stats_at: Duration,
     sabotage: Option<Sabotage>,
+    /// Accepted by some link, and not completed.
+    in_flight: BTreeSet<Tag>,
+    forged: Option<Completion>,
     leaked: Vec<forebay_transport::pool::Lease>,
     notes: Vec<String>,
     pub steps: u64,
@@ -69,6 +78,8 @@ pub struct Outcome {
     pub skipped: u64,
     pub retried: u64,
     pub unplaced: u64,
+    /// Of a rail: tries, how often it came into use and how often that ended, and operations that it answered.
+    pub rail: [u64; 4],
 }
 
 impl World {
@@ -85,8 +96,10 @@ impl World {
             Loader { machine, account, reader, wake: None, refused: false, ended: false, opened: false }
         });
         let loaders = loaders.collect();
+        let clock = SimClock::default();
         World {
-            clock: SimClock::default(),
+            beside: case.rail.as_ref().map(|rail| Beside::new(rail, clock.clone(), case.content.clone())),
+            clock,
             slab,
             seen: 0,
             link: None,
@@ -97,6 +110,8 @@ impl World {
             events: VecDeque::new(),
             stats_at: Duration::from_secs(1),
             sabotage,
+            in_flight: BTreeSet::new(),
+            forged: None,
             leaked: Vec::new(),
             notes: Vec::new(),
             steps: 0,
@@ -133,11 +148,8 @@ impl World {
         }
         if let Some(completion) = self.poll_links() {
             let at = (completion.tag.0 >> 48) as usize;
-            for (other, loader) in self.loaders.iter_mut().enumerate() {
-                if std::mem::take(&mut loader.refused) {
-                    self.events.push_back((other, Event::Room));
-                }
-            }
+            assert!(self.in_flight.remove(&completion.tag), "{:?} completes, and is not under way", completion.tag);
+            self.tell_room();
             if self.sabotage == Some(Sabotage::ForgetCompletion) && completion.tag.0 % 8 == 7 {
                 return self.next_event();
             }
@@ -163,8 +175,8 @@ impl World {
         if let Some(link) = self.link.take_if(|link| !link.is_alive()) {
             self.retiring.push(link);
             self.back_at = self.case.back_after.map(|after| now + after);
-            let down = (0..self.loaders.len()).map(|at| (at, Event::LinkDown("the path was cut".into())));
-            self.events.extend(down);
+            self.tell(|| Event::LinkDown("the path was cut".into()));
+            self.beside.iter_mut().for_each(Beside::down);
         }
         if self.link.is_none() && self.back_at.is_some_and(|at| at <= now) {
             let mut config = self.case.link.clone();
@@ -173,11 +185,45 @@ impl World {
             self.links += 1;
             self.link = Some(SimLink::new(self.clock.clone(), self.case.content.clone(), config));
             self.back_at = None;
-            self.events.extend((0..self.loaders.len()).map(|at| (at, Event::LinkUp)));
+            self.beside.iter_mut().for_each(Beside::up);
+            if !self.only_rail() {
+                self.tell(|| Event::LinkUp);
+            }
+        }
+        let changed = self.beside.as_mut().and_then(Beside::advance);
+        self.rail_changed(changed);
+    }
+
+    /// Samples take the rail from now on, or do not any more.
+    fn rail_changed(&mut self, changed: Option<bool>) {
+        let Some(used) = changed else { return };
+        if self.only_rail() {
+            self.tell(|| if used { Event::LinkUp } else { Event::LinkDown("the rail is not used".into()) });
+        }
+        self.tell_room();
+    }
+
+    fn only_rail(&self) -> bool {
+        self.beside.as_ref().is_some_and(|beside| beside.case.only)
+    }
+
+    fn tell(&mut self, mut event: impl FnMut() -> Event) {
+        self.events.extend((0..self.loaders.len()).map(|at| (at, event())));
+    }
+
+    /// Those that were refused may try again.
+    fn tell_room(&mut self) {
+        for (at, loader) in self.loaders.iter_mut().enumerate() {
+            if std::mem::take(&mut loader.refused) {
+                self.events.push_back((at, Event::Room));
+            }
         }
     }
 
     fn poll_links(&mut self) -> Option<Completion> {
+        if let Some(forged) = self.forged.take() {
+            return Some(forged);
+        }
         let mut cx = Context::from_waker(Waker::noop());
         for link in self.link.iter_mut().chain(&mut self.retiring) {
             if let Poll::Ready(mut completion) = link.poll(&mut cx) {
@@ -188,7 +234,19 @@ impl World {
             }
         }
         self.retiring.retain(|link| link.stats().in_flight > 0);
-        None
+        let beside = self.beside.as_mut()?;
+        let before = beside.is_used();
+        let completion = beside.poll(&mut cx, verify, self.sabotage != Some(Sabotage::TrustRail));
+        let after = beside.is_used();
+        self.rail_changed((before != after).then_some(after));
+        if let (Some(Sabotage::AnswerTwice), Some(Completion { tag, result: Err(error), .. })) =
+            (self.sabotage, &completion)
+        {
+            let lease = self.slab.try_lease(&self.loaders[(tag.0 >> 48) as usize].account, 1);
+            let forge = |lease| Completion { tag: *tag, lease, ordinals: vec![0], result: Err(error.clone()) };
+            self.forged = lease.map(forge);
+        }
+        completion
     }
 
     fn step(&mut self, at: usize, event: Event) {
@@ -207,19 +265,28 @@ impl World {
     }
 
     fn act(&mut self, at: usize, action: Action) {
+        let only = self.only_rail();
         let loader = &mut self.loaders[at];
         match action {
             Action::Submit(fetch) => {
-                let given_back = match &mut self.link {
-                    Some(link) => link.submit(fetch).err(),
-                    None => Some(fetch),
+                let tag = fetch.tag;
+                let given_back = match (&mut self.beside, &mut self.link) {
+                    (Some(beside), _) if only || beside.is_used() => beside.submit(fetch).err(),
+                    (_, Some(link)) => link.submit(fetch).err(),
+                    (_, None) => Some(fetch),
                 };
-                if let Some(fetch) = given_back {
-                    loader.refused = true;
-                    self.events.push_back((at, Event::Refused(fetch)));
+                match given_back {
+                    Some(fetch) => {
+                        loader.refused = true;
+                        self.events.push_back((at, Event::Refused(fetch)));
+                    }
+                    None => assert!(self.in_flight.insert(tag), "{tag:?} is under way already"),
                 }
             }
-            Action::Flush => self.link.iter_mut().for_each(SimLink::flush),
+            Action::Flush => {
+                self.link.iter_mut().for_each(SimLink::flush);
+                self.beside.iter_mut().for_each(Beside::flush);
+            }
             Action::Cancel(tag) => self.cancel(tag),
             Action::Deliver(batch) => {
                 loader.reader.waiting = None;
@@ -252,6 +319,7 @@ impl World {
 
     fn cancel(&mut self, tag: Tag) {
         self.link.iter_mut().chain(&mut self.retiring).for_each(|link| link.cancel(tag));
+        self.beside.iter_mut().for_each(|beside| beside.cancel(tag));
     }
 
     /// Lets consumers do what they want to; whether any did.
@@ -293,7 +361,8 @@ impl World {
         let links = self.link.iter().chain(&self.retiring).filter_map(SimLink::next_event);
         let wakes = self.loaders.iter().filter_map(|loader| loader.wake);
         let busy = self.loaders.iter().filter(|loader| !loader.reader.left).map(|loader| loader.reader.busy_until);
-        let next = links.chain(wakes).chain(self.back_at).chain(busy.filter(|&until| until > now)).min();
+        let beside = self.beside.as_ref().and_then(Beside::next_event);
+        let next = links.chain(beside).chain(wakes).chain(self.back_at).chain(busy.filter(|&until| until > now)).min();
         let Some(next) = next else {
             let stuck = self.loaders.iter().filter(|loader| !loader.ended).map(|loader| &loader.machine);
             panic!("a hang at {now:?}: {:?}, {:?}", stuck.collect::<Vec<_>>(), self.slab);
@@ -302,7 +371,8 @@ impl World {
         if self.clock.now() >= self.stats_at {
             self.stats_at = self.clock.now() + Duration::from_secs(1);
             if let Some(link) = &self.link {
-                let stats = link.stats();
+                let mut stats = link.stats();
+                stats.bytes += self.beside.as_ref().map_or(0, Beside::bytes);
                 self.events.extend((0..self.loaders.len()).map(|at| (at, Event::Stats(stats))));
             }
         }
@@ -313,6 +383,10 @@ impl World {
         self.loaders.iter_mut().for_each(|loader| loader.reader.leave());
         let time = self.clock.now();
         let mut outcome = Outcome { time, notes: std::mem::take(&mut self.notes), ..Outcome::default() };
+        if let Some(beside) = &self.beside {
+            let (promotions, failovers) = beside.counts();
+            outcome.rail = [beside.dials, promotions, failovers, beside.completed];
+        }
         for loader in &self.loaders {
             assert_eq!(loader.account.held(), 0, "memory that never came back: {:?}", loader.machine);
             let stats = loader.machine.stats();
