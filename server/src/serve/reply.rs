@@ -1,11 +1,13 @@
 //! Answers that are small and whole: documents, and problems.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use bytes::Bytes;
 use forebay_transport::Version;
 use forebay_transport::exchange::{Responder, SendError};
 use forebay_transport::wire::problem::{self, Kind};
-use forebay_transport::wire::{HEADER_VERSION, TYPE_JSON};
-use http::header::{ALLOW, CONTENT_TYPE, HeaderName, RETRY_AFTER};
+use forebay_transport::wire::{HEADER_VERSION, TYPE_JSON, date};
+use http::header::{ALLOW, CONTENT_TYPE, DATE, HeaderName, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use serde::Serialize;
 
@@ -29,7 +31,7 @@ impl Refusal {
     pub async fn send(self, responder: Responder) -> Result<(), SendError> {
         let document = self.kind.problem(self.detail);
         let status = StatusCode::from_u16(document.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut response = head(status, problem::CONTENT_TYPE, None);
+        let mut response = dated(head(status, problem::CONTENT_TYPE, None));
         if status == StatusCode::SERVICE_UNAVAILABLE {
             response.headers_mut().insert(RETRY_AFTER, RETRY_SECONDS.into());
         }
@@ -51,6 +53,14 @@ pub(super) fn head(status: StatusCode, content_type: &'static str, version: Opti
     response
 }
 
+/// With what this machine's clock says, so that whoever asks can tell when clocks differ. Samples go without: they are many.
+fn dated(mut response: Response<()>) -> Response<()> {
+    if let Ok(now) = SystemTime::now().duration_since(UNIX_EPOCH) {
+        set(response.headers_mut(), DATE, &date::format(now.as_secs()));
+    }
+    response
+}
+
 /// Sets a header whose value is one that headers can hold.
 pub(super) fn set(headers: &mut HeaderMap, name: HeaderName, value: &str) {
     if let Ok(value) = HeaderValue::from_str(value) {
@@ -64,7 +74,7 @@ pub(super) async fn document(
     version: Option<Version>,
     document: &impl Serialize,
 ) -> Result<(), SendError> {
-    responder.send(head(StatusCode::OK, TYPE_JSON, version), json(document)).await
+    responder.send(dated(head(StatusCode::OK, TYPE_JSON, version)), json(document)).await
 }
 
 fn json(document: &impl Serialize) -> Bytes {

@@ -1,14 +1,14 @@
 //! What is asked in plain HTTP: documents, single fields, and what is wrong with a request.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use forebay_server::serve::State;
 use forebay_server::store::Faulty;
 use forebay_transport::exchange::memory::Ask;
 use forebay_transport::link::Version;
-use forebay_transport::wire::MAX_REQUEST;
 use forebay_transport::wire::describe::{DatasetList, DatasetState, Description, SampleDescription};
+use forebay_transport::wire::{MAX_REQUEST, date};
 use http::Method;
 
 use crate::world::{Samples, World, kind, noise, problem, quick, sample};
@@ -45,6 +45,19 @@ async fn datasets_are_listed_and_described() {
     let fields: Vec<_> = described.fields.iter().map(|field| (field.name.as_str(), field.count)).collect();
     assert_eq!(fields, [("cls", 2), ("jpg", 3), ("json", 1)]);
     assert_eq!(described.shards.len(), 2);
+}
+
+#[tokio::test]
+async fn documents_and_problems_say_when_they_were_written() {
+    let world = World::with(&samples(), 3);
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    for path in ["/v1/datasets", "/v1/datasets/d", "/v1/datasets/d/samples/0", "/v1/datasets/other"] {
+        let before = now();
+        let answer = world.get(path).await;
+        let said = answer.head.headers()["date"].to_str().unwrap();
+        let date = date::parse(said).unwrap_or_else(|| panic!("{said}"));
+        assert!((before..=now()).contains(&date), "{path}: {said}");
+    }
 }
 
 #[tokio::test]

@@ -123,6 +123,12 @@ impl Connection {
         self.inner.conn.rtt()
     }
 
+    /// The largest UDP payload that is known to reach the server, in bytes: 1200 at first, and more as larger ones are tried
+    /// and arrive.
+    pub fn mtu(&self) -> u16 {
+        self.inner.conn.stats().path.current_mtu
+    }
+
     /// Where the server is.
     pub fn peer(&self) -> SocketAddr {
         self.inner.conn.remote_address()

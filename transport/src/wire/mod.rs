@@ -2,6 +2,7 @@
 //!
 //! | module | holds |
 //! | --- | --- |
+//! | [`date`] | dates, as HTTP writes them |
 //! | [`describe`] | the JSON documents of the control routes |
 //! | [`problem`] | the kinds of problem documents, and what they mean to a client |
 //! | [`request`] | the body of a fetch |
@@ -9,6 +10,7 @@
 //! | [`decode`] | the same records, read by a client from pieces of any size |
 
 pub mod answer;
+pub mod date;
 pub mod decode;
 pub mod describe;
 mod error;
