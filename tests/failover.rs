@@ -231,6 +231,10 @@ impl World {
         self.dataset.in_use().unwrap()
     }
 
+    fn settled(&self) -> InUse {
+        self.dataset.settled().unwrap()
+    }
+
     fn is_whole(&self) {
         forebay_system::world::until("the pool is whole again", || {
             let usage = self.client.pool();
@@ -243,7 +247,8 @@ impl World {
 fn a_rail_that_works_is_used() {
     within(LIMIT, || {
         let world = World::new("rail-works", Fabric::Auto, &[Fate::Works]);
-        let in_use = world.in_use();
+        assert_eq!(world.in_use().to_string(), "come over h3: rdma has not been tried yet");
+        let in_use = world.settled();
         assert_eq!((in_use.fabric.as_deref(), in_use.promotions), (Some("rdma"), 1), "{in_use}");
         world.read();
         assert!(world.rail.completed() >= 3 && world.rail.dials() == 1, "{}", world.rail.completed());
@@ -275,7 +280,7 @@ fn a_rail_that_dies_again_and_again_loses_nothing() {
 fn damaged_bytes_are_never_delivered_and_end_the_use_of_the_rail() {
     within(LIMIT, || {
         let world = World::new("rail-damages", Fabric::Auto, &[Fate::Damages(1), Fate::Fails]);
-        world.in_use();
+        world.settled();
         world.read_until(|_| world.in_use().failovers == 1);
         let in_use = world.in_use();
         assert_eq!(in_use.fabric.as_deref(), Some("h3"));
@@ -292,7 +297,7 @@ fn a_try_that_hangs_is_given_up_after_a_second_and_nothing_waits_for_it() {
         assert!(loader.next().is_some_and(|batch| batch.is_ok()));
         assert!(world.rail.dials() == 1 && !world.rail.dropped.load(Ordering::Relaxed), "it is still being tried");
         drop(loader);
-        let in_use = world.in_use();
+        let in_use = world.settled();
         assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
         assert_eq!(in_use.to_string(), "come over h3: rdma is not used: it did not prove itself within 1s");
         assert!(world.rail.dropped.load(Ordering::Relaxed));
@@ -303,7 +308,7 @@ fn a_try_that_hangs_is_given_up_after_a_second_and_nothing_waits_for_it() {
 fn a_rail_goes_with_the_server_and_comes_back_with_it() {
     within(LIMIT, || {
         let mut world = World::new("rail-server", Fabric::Auto, &[Fate::Works]);
-        assert_eq!(world.in_use().fabric.as_deref(), Some("rdma"));
+        assert_eq!(world.settled().fabric.as_deref(), Some("rdma"));
         world.read();
         drop(world.server.take());
         let extra = ["--listen", &world.address];
@@ -341,6 +346,6 @@ fn who_does_not_want_it_does_not_try_it() {
     within(LIMIT, || {
         let world = World::new("h3-only", Fabric::H3, &[Fate::Works]);
         world.read();
-        assert_eq!((world.rail.dials(), world.in_use().fabric.as_deref()), (0, Some("h3")));
+        assert_eq!((world.rail.dials(), world.settled().fabric.as_deref()), (0, Some("h3")));
     });
 }

@@ -14,7 +14,7 @@ Exit codes:
   0  done
   1  failed for another reason than those below
   2  the command line or a configuration makes no sense
-  3  the server cannot be reached, or was lost for longer than allowed
+  3  the server cannot be reached, not over the --fabric asked for, or was lost for longer than allowed
   4  the dataset changed on the server while it was being read
   5  the data is damaged: a sample failed its checksum or its storage, for good
   6  the pool is too small for what was asked of it
@@ -204,6 +204,19 @@ pub struct TrustArgs {
     pub insecure: bool,
 }
 
+/// Which fabric samples come over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FabricArg {
+    /// From a server: HTTP/3 from the first sample on, RDMA beside it once and as long as that proves itself; else `local`
+    Auto,
+    /// RDMA, or fail and say why not
+    Rdma,
+    /// HTTP/3 alone
+    H3,
+    /// None: the shards are read from here
+    Local,
+}
+
 /// For shards that are read without a server.
 #[derive(Clone, Debug, Args)]
 pub struct LocalArgs {
@@ -230,6 +243,9 @@ pub struct Ls {
     pub url: String,
     #[command(flatten)]
     pub trust: TrustArgs,
+    /// Which fabric samples come over
+    #[arg(long, value_enum, value_name = "FABRIC", default_value_t = FabricArg::Auto)]
+    pub fabric: FabricArg,
     #[command(flatten)]
     pub local: LocalArgs,
     /// Print JSON, as the server sends it
@@ -262,6 +278,9 @@ pub struct Get {
     pub memory: u64,
     #[command(flatten)]
     pub trust: TrustArgs,
+    /// Which fabric samples come over
+    #[arg(long, value_enum, value_name = "FABRIC", default_value_t = FabricArg::Auto)]
+    pub fabric: FabricArg,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -350,6 +369,9 @@ pub struct Read {
     pub json: bool,
     #[command(flatten)]
     pub trust: TrustArgs,
+    /// Which fabric samples come over
+    #[arg(long, value_enum, value_name = "FABRIC", default_value_t = FabricArg::Auto)]
+    pub fabric: FabricArg,
 }
 
 #[derive(Debug, Args)]

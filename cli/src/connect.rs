@@ -3,9 +3,9 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use forebay_client::blocking::{Client, Dataset};
-use forebay_client::{ClientConfig, ServerUrl, Trust};
+use forebay_client::{ClientConfig, Fabric, ServerUrl, Trust};
 
-use crate::args::{DiskArgs, LocalArgs, TrustArgs};
+use crate::args::{DiskArgs, FabricArg, LocalArgs, TrustArgs};
 use crate::failure::Failure;
 use crate::local;
 
@@ -64,9 +64,26 @@ fn names_shards(scheme: &str, rest: &str) -> bool {
     }
 }
 
+/// Who is on the other end, and over what.
+#[derive(Clone, Copy, Debug)]
+pub struct Way<'a> {
+    pub trust: &'a TrustArgs,
+    pub fabric: FabricArg,
+}
+
 /// A client of the server that `url` names.
-pub fn client(url: &ServerUrl, trust: &TrustArgs, memory: Option<u64>) -> Result<Client, Failure> {
-    let mut config = ClientConfig { trust: trust.trust()?, ..ClientConfig::default() };
+pub fn client(url: &ServerUrl, way: Way<'_>, memory: Option<u64>) -> Result<Client, Failure> {
+    let fabric = match way.fabric {
+        FabricArg::Auto => Fabric::Auto,
+        FabricArg::Rdma => Fabric::Rdma,
+        FabricArg::H3 => Fabric::H3,
+        FabricArg::Local => {
+            return Err(Failure::usage(format!(
+                "--fabric local is for shards that are read from here: {url} is a server"
+            )));
+        }
+    };
+    let mut config = ClientConfig { trust: way.trust.trust()?, fabric, ..ClientConfig::default() };
     if let Some(memory) = memory {
         config.memory = memory;
     }
@@ -89,14 +106,24 @@ pub fn close() {
 /// `disk` says how the latter are read, if more than a look is taken.
 pub fn dataset(
     place: &str,
-    trust: &TrustArgs,
+    way: Way<'_>,
     (local, disk): (&LocalArgs, Option<&DiskArgs>),
     memory: Option<u64>,
 ) -> Result<Dataset, Failure> {
     let url = match Place::parse(place)? {
         Place::Server(url) => url,
         Place::Here(path) => {
-            if path.starts_with("https://") && trust.is_given() {
+            let name = match way.fabric {
+                FabricArg::Auto | FabricArg::Local => None,
+                FabricArg::Rdma => Some("rdma"),
+                FabricArg::H3 => Some("h3"),
+            };
+            if let Some(name) = name {
+                return Err(Failure::usage(format!(
+                    "--fabric {name} is for servers: {path} names shards, which are read from here"
+                )));
+            }
+            if path.starts_with("https://") && way.trust.is_given() {
                 eprintln!(
                     "warning: --trust, --ca and --insecure are for Forebay servers: web servers with shards are trusted as the \
                      system does, or as $SSL_CERT_FILE says"
@@ -113,7 +140,7 @@ pub fn dataset(
             "{url} names no dataset: expected {url}/DATASET (`forebay ls {url}` lists them)"
         )));
     };
-    Ok(client(&url, trust, memory)?.dataset(name)?)
+    Ok(client(&url, way, memory)?.dataset(name)?)
 }
 
 #[cfg(test)]

@@ -44,6 +44,7 @@ impl From<Error> for Failure {
             Error::Url(_) | Error::Tls(_) | Error::Budget(_) | Error::Slab(_) => USAGE,
             Error::Source(_) | Error::Plan(_) => USAGE,
             Error::Connect(_) | Error::Ask(_) | Error::Disconnected { .. } => UNREACHABLE,
+            Error::Fabric { .. } => UNREACHABLE,
             Error::PoolTooSmall { .. } | Error::Loader(LoaderError::PoolExhausted(_)) => POOL,
             Error::Refused { problem, .. } if problem.kind.ends_with(":dataset-changed") => CHANGED,
             Error::Loader(LoaderError::DatasetChanged { .. }) => CHANGED,

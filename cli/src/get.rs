@@ -1,14 +1,15 @@
 //! `forebay get`: one field of one sample.
 
 use crate::args::Get;
-use crate::connect;
+use crate::connect::{self, Way};
 use crate::failure::Failure;
 use crate::output;
 use crate::table;
 use crate::units::count;
 
 pub fn run(args: &Get) -> Result<(), Failure> {
-    let dataset = connect::dataset(&args.url, &args.trust, (&args.local, None), Some(args.memory))?;
+    let way = Way { trust: &args.trust, fabric: args.fabric };
+    let dataset = connect::dataset(&args.url, way, (&args.local, None), Some(args.memory))?;
     let ordinal = match (&args.key, args.sample) {
         (Some(key), _) => dataset.ordinal(key)?,
         (None, Some(ordinal)) => ordinal,

@@ -1,10 +1,12 @@
 //! `forebay ls`: what a server has.
 
+use forebay_client::InUse;
+use forebay_client::blocking::Dataset;
 use forebay_client::transport::wire::describe::{DatasetState, DatasetSummary, Description};
 
 use crate::args::Ls;
-use crate::connect::{self, Place};
-use crate::failure::Failure;
+use crate::connect::{self, Place, Way};
+use crate::failure::{Failure, UNREACHABLE};
 use crate::output;
 use crate::table;
 use crate::units::{count, size};
@@ -13,14 +15,15 @@ use crate::units::{count, size};
 const MEMORY: u64 = 32 << 20;
 
 pub fn run(args: &Ls) -> Result<(), Failure> {
+    let way = Way { trust: &args.trust, fabric: args.fabric };
     let url = match Place::parse(&args.url)? {
         Place::Server(url) => url,
         Place::Here(_) => {
-            let dataset = connect::dataset(&args.url, &args.trust, (&args.local, None), Some(MEMORY))?;
-            return show(dataset.description(), args.json);
+            let dataset = connect::dataset(&args.url, way, (&args.local, None), Some(MEMORY))?;
+            return show(&dataset, args.json);
         }
     };
-    let client = connect::client(&url, &args.trust, Some(MEMORY))?;
+    let client = connect::client(&url, way, Some(MEMORY))?;
     match &url.dataset {
         None => {
             let list = client.datasets()?;
@@ -36,12 +39,28 @@ pub fn run(args: &Ls) -> Result<(), Failure> {
             }
             Ok(())
         }
-        Some(name) => show(client.dataset(name)?.description(), args.json),
+        Some(name) => show(&client.dataset(name)?, args.json),
     }
 }
 
-fn show(description: &Description, json: bool) -> Result<(), Failure> {
-    if json { output::json(description) } else { output::text(&describe(description)) }
+fn show(dataset: &Dataset, json: bool) -> Result<(), Failure> {
+    if json {
+        return output::json(dataset.description());
+    }
+    let in_use = dataset.settled()?;
+    output::text(&describe(dataset.description(), &in_use))?;
+    match in_use.fabric {
+        Some(_) => Ok(()),
+        None => Err(Failure::new(
+            UNREACHABLE,
+            format!("it cannot be read over the one fabric asked for: {}", in_use.reason),
+        )),
+    }
+}
+
+/// The fabric, and why that one.
+pub fn fabric(in_use: &InUse) -> String {
+    format!("{}: {}", in_use.fabric.as_deref().unwrap_or("none"), in_use.reason)
 }
 
 fn summary(dataset: &DatasetSummary) -> Vec<String> {
@@ -58,9 +77,9 @@ fn summary(dataset: &DatasetSummary) -> Vec<String> {
     vec![dataset.name.clone(), figure(dataset.samples, count), figure(dataset.bytes, size), state, version]
 }
 
-fn describe(description: &Description) -> String {
+fn describe(description: &Description, in_use: &InUse) -> String {
     let mut text = format!(
-        "dataset   {}\nversion   {}\nsamples   {}\nbytes     {} ({})\nlargest   {}\nshards    {}\n\n",
+        "dataset   {}\nversion   {}\nsamples   {}\nbytes     {} ({})\nlargest   {}\nshards    {}\nfabric    {}\n\n",
         description.name,
         description.version,
         count(description.samples),
@@ -68,6 +87,7 @@ fn describe(description: &Description) -> String {
         size(description.bytes),
         size(description.largest_sample),
         count(description.shards.len() as u64),
+        fabric(in_use),
     );
     let rows: Vec<Vec<String>> = description
         .fields

@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use forebay_client::blocking::Dataset;
 use forebay_client::loader::LoaderStats;
-use forebay_client::{Batch, LoaderOptions, OnError, Shuffle};
+use forebay_client::{Batch, InUse, LoaderOptions, OnError, Shuffle};
 
 use crate::args::{OnErrorArg, Read, ShuffleArg};
-use crate::connect;
+use crate::connect::{self, Way};
 use crate::failure::{Failure, INTERRUPTED};
+use crate::ls;
 use crate::output;
 use crate::progress::Progress;
 use crate::units::{count, size};
@@ -20,8 +21,9 @@ use crate::usage;
 static INTERRUPT: AtomicBool = AtomicBool::new(false);
 
 pub fn run(args: &Read) -> Result<(), Failure> {
+    let way = Way { trust: &args.trust, fabric: args.fabric };
     usage::on_interrupt(&INTERRUPT)?;
-    let dataset = connect::dataset(&args.url, &args.trust, (&args.local, Some(&args.disk)), Some(args.memory))?;
+    let dataset = connect::dataset(&args.url, way, (&args.local, Some(&args.disk)), Some(args.memory))?;
     let options = options(args);
     let mut run = Run { digest: args.digest.then(Digest::default), keep: args.keep_batches, ..Run::default() };
     let outcome = epochs(&dataset, options, &mut run);
@@ -70,6 +72,8 @@ pub struct Run {
     pub digest: Option<Digest>,
     /// Fields that came without a checksum.
     pub unverified: u64,
+    /// Which fabric was in use last.
+    pub in_use: Option<InUse>,
     keep: u32,
     /// There was a loader: what was asked for made sense.
     begun: bool,
@@ -132,6 +136,7 @@ fn deliver(dataset: &Dataset, options: LoaderOptions, run: &mut Run, started: In
     progress.clear();
     run.stats = loader.stats();
     run.unverified = dataset.unverified();
+    run.in_use = dataset.in_use().ok();
     outcome
 }
 
@@ -251,6 +256,14 @@ fn summary_text(summary: &Summary, run: &Run) -> String {
     if !trouble.is_empty() {
         text.push_str(&format!("trouble   {}\n", trouble.join(", ")));
     }
+    if let Some(in_use) = &run.in_use {
+        text.push_str(&format!("fabric    {}", ls::fabric(in_use)));
+        if in_use.failovers > 0 {
+            let (came, left) = (count(in_use.promotions), count(in_use.failovers));
+            text.push_str(&format!("; a faster one came into use {came} times and was left {left} times"));
+        }
+        text.push('\n');
+    }
     if let Some(digest) = &run.digest {
         text.push_str(&format!("order     {}\nset       {}\n", digest.ordered(), digest.set()));
     }
@@ -258,7 +271,7 @@ fn summary_text(summary: &Summary, run: &Run) -> String {
 }
 
 fn summary_json(summary: &Summary, run: &Run, args: &Read, failure: Option<&Failure>) -> serde_json::Value {
-    let stats = &run.stats;
+    let (stats, in_use) = (&run.stats, run.in_use.as_ref());
     serde_json::json!({
         "url": args.url,
         "epochs": args.epochs,
@@ -284,6 +297,10 @@ fn summary_json(summary: &Summary, run: &Run, args: &Read, failure: Option<&Fail
         "storage_errors": stats.storage,
         "skipped": stats.skipped,
         "unverified_fields": run.unverified,
+        "fabric": in_use.and_then(|in_use| in_use.fabric.as_ref()),
+        "fabric_reason": in_use.map(|in_use| &in_use.reason),
+        "fabric_promotions": in_use.map_or(0, |in_use| in_use.promotions),
+        "fabric_failovers": in_use.map_or(0, |in_use| in_use.failovers),
         "order_digest": run.digest.as_ref().map(Digest::ordered),
         "set_digest": run.digest.as_ref().map(Digest::set),
         "error": failure.map(|failure| &failure.message),

@@ -107,6 +107,11 @@ impl Dataset {
         block_on(self.0.in_use())
     }
 
+    /// See [`Dataset::settled`](client::Dataset::settled).
+    pub fn settled(&self) -> Result<InUse, Error> {
+        block_on(self.0.settled())
+    }
+
     /// See [`Dataset::loader`](client::Dataset::loader).
     pub fn loader(&self, options: LoaderOptions) -> Result<Loader, Error> {
         block_on(self.0.loader(options)).map(Loader)

@@ -270,19 +270,28 @@ impl Dataset {
         }
     }
 
-    /// Which fabric samples come over now, and why. Where a faster one has not been tried yet, this begins to, and waits for what
-    /// comes of it: a second at most, or half a minute where there is no connection.
+    /// Which fabric samples come over now, and why, and how often that changed.
     pub async fn in_use(&self) -> Result<InUse, Error> {
+        self.ask_in_use(false).await
+    }
+
+    /// The same, but while a faster fabric is being tried, this waits for what comes of that; where none was tried yet, it begins
+    /// to. That takes a second at most, or half a minute where there is no connection.
+    pub async fn settled(&self) -> Result<InUse, Error> {
+        self.ask_in_use(true).await
+    }
+
+    async fn ask_in_use(&self, settled: bool) -> Result<InUse, Error> {
         let (reply, in_use) = oneshot::channel();
         let dataset = self.description.name.as_str().into();
-        self.client.send(Command::InUse { dataset, reply })?;
+        self.client.send(Command::InUse { dataset, settled, reply })?;
         in_use.await.map_err(|_| self.client.gone())
     }
 
     /// Where only one fabric may be taken: that it can be, or could.
     async fn check_fabric(&self) -> Result<(), Error> {
         let Some(fabric) = &self.client.shared.only else { return Ok(()) };
-        let in_use = self.in_use().await?;
+        let in_use = self.settled().await?;
         if in_use.fabric.is_some() || in_use.promotions > 0 {
             return Ok(());
         }

@@ -55,9 +55,10 @@ pub(crate) enum Command {
         path: String,
         reply: oneshot::Sender<Result<Document, AskError>>,
     },
-    /// Which fabric samples of a dataset take, as soon as that is settled.
+    /// Which fabric samples of a dataset take: as it stands, or as soon as that is settled.
     InUse {
         dataset: Arc<str>,
+        settled: bool,
         reply: oneshot::Sender<InUse>,
     },
     /// Whether there is a path now, and its round trip.
@@ -277,7 +278,8 @@ impl Driver {
                 self.asks.push(Waiting { path, reply, since: Instant::now() });
                 self.ask();
             }
-            Command::InUse { dataset, reply } => self.path.tell(self.now(), &dataset, reply),
+            Command::InUse { dataset, settled: false, reply } => _ = reply.send(self.path.in_use(&dataset)),
+            Command::InUse { dataset, settled: true, reply } => self.path.settle(self.now(), &dataset, reply),
             Command::End(reply) => {
                 self.ending.push(reply);
                 self.commands.close();

@@ -87,9 +87,14 @@ impl Path {
         self.rails.tick(now, read, &self.first)
     }
 
-    /// Tells which path samples of a dataset take, once that is settled.
-    pub(crate) fn tell(&mut self, now: Duration, dataset: &Arc<str>, reply: oneshot::Sender<InUse>) {
-        self.rails.tell(now, dataset, reply, &self.first);
+    /// Which fabric samples of a dataset take.
+    pub(crate) fn in_use(&self, dataset: &str) -> InUse {
+        self.rails.in_use(dataset, &self.first)
+    }
+
+    /// Tells which fabric samples of a dataset take, once that is settled.
+    pub(crate) fn settle(&mut self, now: Duration, dataset: &Arc<str>, reply: oneshot::Sender<InUse>) {
+        self.rails.settle(now, dataset, reply, &self.first);
     }
 
     /// Gives up telling those who waited for too long that it is settled: they are told how it stands.
@@ -123,7 +128,7 @@ impl Path {
     #[allow(clippy::result_large_err)]
     pub(crate) fn submit(&mut self, fetch: Fetch) -> Result<(), Fetch> {
         let only = self.rails.only();
-        match self.rails.in_use(&fetch.dataset) {
+        match self.rails.used(&fetch.dataset) {
             Some(rail) => rail.submit(fetch),
             None if only => Err(fetch),
             None => self.first.submit(fetch),

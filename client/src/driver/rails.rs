@@ -153,7 +153,7 @@ impl Rails {
     }
 
     /// The rail that samples of a dataset take, if they take one.
-    pub(crate) fn in_use(&mut self, dataset: &str) -> Option<&mut Rail> {
+    pub(crate) fn used(&mut self, dataset: &str) -> Option<&mut Rail> {
         self.sides.get_mut(dataset).map(|side| &mut side.rail).filter(|rail| rail.is_used())
     }
 
@@ -180,15 +180,27 @@ impl Rails {
         }
     }
 
-    pub(crate) fn tell(&mut self, now: Duration, dataset: &Arc<str>, reply: oneshot::Sender<InUse>, first: &First) {
+    pub(crate) fn in_use(&self, dataset: &str, first: &First) -> InUse {
+        if let Some(side) = self.sides.get(dataset) {
+            return side.in_use(&self.beside, first);
+        }
+        let fabric = (!self.beside.only).then(|| first.fabric().to_owned());
+        let reason = match &self.beside.dialer {
+            Some(dialer) => format!("{} has not been tried yet", dialer.fabric()),
+            None => "no other is to be taken".to_owned(),
+        };
+        InUse { fabric, reason, promotions: 0, failovers: 0 }
+    }
+
+    pub(crate) fn settle(&mut self, now: Duration, dataset: &Arc<str>, reply: oneshot::Sender<InUse>, first: &First) {
         self.open(now, dataset, first);
+        // Without a reader, a pause goes on until somebody asks.
+        if self.sides.get(dataset).is_some_and(|side| side.rail.wake().is_some_and(|wake| wake <= now)) {
+            self.change(dataset, first, |rail| rail.tick(now));
+        }
         match self.sides.get_mut(dataset) {
             Some(side) if !side.rail.is_settled() => side.asked.push((reply, Instant::now())),
-            Some(side) => _ = reply.send(side.in_use(&self.beside, first)),
-            None => {
-                let (fabric, reason) = (first.fabric().to_owned(), "no other was asked for".to_owned());
-                let _ = reply.send(InUse { fabric: Some(fabric), reason, promotions: 0, failovers: 0 });
-            }
+            _ => _ = reply.send(self.in_use(dataset, first)),
         }
     }
 
