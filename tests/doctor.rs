@@ -2,11 +2,24 @@
 //! as they should be is tested where the checks are.
 #![cfg(target_os = "linux")]
 
+use std::net::UdpSocket;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use forebay_system::program::{Finished, PATIENCE, Running, forebay, run};
+use bytes::Bytes;
+use forebay_client::transport::sim::delay::{DelayConfig, DelayLine};
+use forebay_system::program::{Finished, PATIENCE, Running, Server, forebay, run};
+use forebay_system::scratch::Scratch;
+use forebay_system::tars::{Shards, Sizes};
+use forebay_system::world::{shards, within};
+use forebay_transport::exchange::{Request, Responder};
+use forebay_transport::h3::{self, Identity, ServerConfig};
+use forebay_transport::wire::date;
 use serde_json::Value;
+
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// The line about `check`.
 fn about<'a>(report: &'a Value, check: &str) -> &'a Value {
@@ -95,4 +108,169 @@ fn a_user_who_may_lock_little_is_told_of_it() {
     assert!(locked["level"] == "better" || locked["level"] == "wrong", "{locked}");
     assert!(locked["found"].as_str().unwrap().contains("64.0 KiB"), "{locked}");
     assert!(locked["mend"].as_str().unwrap().contains("ulimit -l"), "{locked}");
+}
+
+struct World {
+    scratch: Scratch,
+    server: Server,
+}
+
+impl World {
+    fn new(name: &str) -> World {
+        let scratch = Scratch::new(name);
+        let what = Shards { shards: 2, samples: 200, sizes: Sizes::Fixed(100_000), seed: 5 };
+        let (_, pattern) = shards(&scratch.join("data"), &what);
+        let server = Server::start(&[("set", &pattern)], &scratch.join("state"), &[]);
+        World { scratch, server }
+    }
+}
+
+fn word<'a>(finding: &'a Value, key: &str) -> &'a str {
+    finding[key].as_str().unwrap_or_default()
+}
+
+#[test]
+fn the_way_to_a_server_is_measured() {
+    within(LIMIT, || {
+        let world = World::new("doctor-server");
+        for url in [world.server.dataset("set"), world.server.url.clone()] {
+            let started = Instant::now();
+            let finished = run(["doctor", &url, "--trust", &world.server.trust, "--memory", "64MiB", "--json"]);
+            let report = report(&finished);
+            assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+            for check in ["UDP", "TLS trust", "clock", "round trip", "path MTU", "speed"] {
+                assert_eq!(about(&report, check)["level"], "ok", "{report}");
+            }
+            let server = &report["server"];
+            assert_eq!(format!("https://{}", word(server, "address")), world.server.url);
+            assert_eq!(word(server, "certificate"), world.server.trust);
+            let figure = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("{report}"));
+            assert!((0.0..1000.0).contains(&figure(&server["round_trip_ms"])), "{server}");
+            assert!(figure(&server["clock_ahead_seconds"]).abs() < 2.0, "{server}");
+            assert!(figure(&server["udp_payload_bytes"]) > 8000.0, "loopback carries jumbo packets: {server}");
+            let speed = &report["speeds"][0];
+            assert_eq!((word(speed, "fabric"), word(speed, "dataset")), ("h3", "set"));
+            assert!(figure(&speed["megabytes_per_second"]) > 1.0 && figure(&speed["seconds"]) >= 2.0, "{speed}");
+        }
+    });
+}
+
+#[test]
+fn a_certificate_that_is_not_trusted_is_told_with_the_flag_that_mends_it() {
+    within(LIMIT, || {
+        let world = World::new("doctor-trust");
+        let url = world.server.dataset("set");
+        let other = format!("SHA256:{}", "00".repeat(32));
+        for flags in [&[][..], &["--trust", &other]] {
+            let report = report(&run(["doctor", &url, "--json"].iter().chain(flags)));
+            assert_eq!(about(&report, "UDP")["level"], "ok", "{report}");
+            let trust = about(&report, "TLS trust");
+            assert!(
+                trust["level"] == "wrong" && trust["mend"].as_str().unwrap().contains(&world.server.trust),
+                "{trust}"
+            );
+            assert!(
+                report["speeds"].as_array().unwrap().is_empty(),
+                "nothing is read from who is not trusted: {report}"
+            );
+        }
+        let report = report(&run(["doctor", &url, "--json", "--insecure"]));
+        let trust = about(&report, "TLS trust");
+        assert!(trust["level"] == "better" && word(trust, "mend").contains(&world.server.trust), "{trust}");
+        assert_eq!(run(["doctor", &url, "--trust", "nonsense"]).code, Some(2));
+    });
+}
+
+#[test]
+fn a_server_that_answers_nothing_is_given_up_soon() {
+    within(LIMIT, || {
+        let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let url = format!("https://{}/set", silent.local_addr().unwrap());
+        let started = Instant::now();
+        let silence = report(&run(["doctor", &url, "--insecure", "--json"]));
+        let elapsed = started.elapsed();
+        assert!((Duration::from_secs(4)..Duration::from_secs(15)).contains(&elapsed), "{elapsed:?}");
+        let udp = about(&silence, "UDP");
+        assert!(udp["level"] == "wrong" && word(udp, "found").contains("did not answer"), "{udp}");
+        assert!(word(udp, "mend").contains(&format!("{}/udp", silent.local_addr().unwrap().port())), "{udp}");
+        assert!(silence["server"].is_null(), "{silence}");
+        drop(silent);
+        let closed = report(&run(["doctor", &url, "--insecure", "--json"]));
+        let udp = about(&closed, "UDP");
+        assert!(udp["level"] == "wrong" && word(udp, "found").contains("nothing listens"), "{udp}");
+    });
+}
+
+#[test]
+fn a_dataset_that_is_not_there_is_told_of() {
+    within(LIMIT, || {
+        let world = World::new("doctor-nothing");
+        let url = world.server.dataset("nothing");
+        let report = report(&run(["doctor", &url, "--trust", &world.server.trust, "--json"]));
+        let speed = about(&report, "speed");
+        assert!(speed["level"] == "wrong" && word(speed, "found").contains("nothing"), "{speed}");
+    });
+}
+
+#[test]
+fn a_long_way_is_measured_as_one() {
+    within(LIMIT, || {
+        let world = World::new("doctor-far");
+        let target = world.server.url.trim_start_matches("https://").parse().unwrap();
+        let wire = DelayConfig { one_way: Duration::from_millis(30), ..DelayConfig::default() };
+        let line = DelayLine::start(target, wire).unwrap();
+        let url = format!("https://{}", line.addr());
+        let report = report(&run(["doctor", &url, "--trust", &world.server.trust, "--json"]));
+        let trip = report["server"]["round_trip_ms"].as_f64().unwrap();
+        assert!((60.0..500.0).contains(&trip), "{report}");
+        assert!(report["speeds"][0]["megabytes_per_second"].as_f64().unwrap() > 0.1, "{report}");
+    });
+}
+
+#[test]
+fn shards_on_this_machine_are_measured() {
+    within(LIMIT, || {
+        let world = World::new("doctor-here");
+        let mut command = Command::new(forebay());
+        command.args(["doctor", "--json"]).arg(world.scratch.join("data"));
+        command.env("XDG_CACHE_HOME", world.scratch.join("cache"));
+        let report = report(&Running::start(command).finish(PATIENCE));
+        assert_eq!(about(&report, "speed")["level"], "ok", "{report}");
+        assert_eq!(report["speeds"][0]["fabric"], "local");
+        assert!(report["speeds"][0]["megabytes_per_second"].as_f64().unwrap() > 1.0, "{report}");
+    });
+}
+
+/// A server of somebody else's making, with a clock that is an hour late, and then with none.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clock_that_is_wrong_is_told_of() {
+    let scratch = Scratch::new("doctor-clock");
+    let identity = Identity::self_signed(scratch.path(), &["127.0.0.1".to_owned()]).unwrap();
+    let trust = identity.fingerprint().to_string();
+    let server = h3::Server::bind(ServerConfig::new("127.0.0.1:0".parse().unwrap(), identity, 64 << 20)).unwrap();
+    let url = format!("https://{}", server.local_addr());
+    let told = Arc::new(AtomicBool::new(true));
+    let tells = told.clone();
+    let late = move |_: Request, responder: Responder| {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+        let mut head = http::Response::new(());
+        if tells.load(Ordering::Relaxed) {
+            head.headers_mut().insert("date", date::format(now - 3600).parse().unwrap());
+        }
+        async move {
+            drop(responder.send(head, Bytes::from_static(b"{\"wire\":{\"min\":1,\"max\":1},\"datasets\":[]}")).await)
+        }
+    };
+    let serving = tokio::spawn(server.serve(Arc::new(late), std::future::pending(), Duration::ZERO));
+    let look = || {
+        let arguments = ["doctor", "--json", "--trust", &trust, &url].map(str::to_owned);
+        tokio::task::spawn_blocking(move || report(&run(arguments)))
+    };
+    let report = look().await.unwrap();
+    let clock = about(&report, "clock");
+    assert!(clock["level"] == "wrong" && word(clock, "found").contains("3600 s behind"), "{clock}");
+    assert_eq!(about(&report, "speed")["level"], "note", "it has no dataset: {report}");
+    told.store(false, Ordering::Relaxed);
+    assert_eq!(about(&look().await.unwrap(), "clock")["level"], "note");
+    serving.abort();
 }

@@ -73,6 +73,11 @@ impl Client {
 pub struct Dataset(client::Dataset);
 
 impl Dataset {
+    /// The dataset behind it, for async code.
+    pub fn inner(&self) -> &client::Dataset {
+        &self.0
+    }
+
     pub fn description(&self) -> &Description {
         self.0.description()
     }

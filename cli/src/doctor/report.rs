@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
+use super::facts::Facts;
 use super::finding::{Finding, Level};
+use super::speed::{Rate, Speed};
 
 /// One line each; what mends it stands beneath.
 pub fn text(findings: &[Finding]) -> String {
@@ -22,13 +24,42 @@ pub fn text(findings: &[Finding]) -> String {
     text
 }
 
-pub fn json(findings: &[Finding]) -> Value {
+/// The same, and the figures of the way to a server.
+pub fn json(facts: &Facts, findings: &[Finding]) -> Value {
     let of = |level| findings.iter().filter(|finding| finding.level == level).count();
-    json!({ "findings": findings, "wrong": of(Level::Wrong), "better": of(Level::Better) })
+    let reached = facts.server.as_ref().and_then(|server| server.reached.as_ref().ok());
+    let server = reached.map(|reached| {
+        json!({
+            "address": reached.peer.to_string(),
+            "certificate": reached.presented.to_string(),
+            "round_trip_ms": reached.round_trip.as_secs_f64() * 1e3,
+            "udp_payload_bytes": reached.payload,
+            "clock_ahead_seconds": reached.ahead,
+        })
+    });
+    let speed = |speed: &Speed| {
+        let rate = speed.rate.as_ref().ok();
+        json!({
+            "fabric": speed.fabric,
+            "dataset": speed.dataset,
+            "megabytes_per_second": rate.map(|rate| rate.bytes_per_second() / 1e6),
+            "samples_per_second": rate.map(Rate::samples_per_second),
+            "seconds": rate.map(|rate| rate.elapsed.as_secs_f64()),
+        })
+    };
+    let speeds: Vec<Value> = facts.speeds.iter().map(speed).collect();
+    json!({
+        "findings": findings,
+        "wrong": of(Level::Wrong),
+        "better": of(Level::Better),
+        "server": server,
+        "speeds": speeds,
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::facts::tests::healthy;
     use super::*;
 
     #[test]
@@ -38,9 +69,14 @@ mod tests {
             "ok      a       fine\nbetter  longer  slow\n                → hurry\n\n0 wrong, 1 could be better.\n";
         assert_eq!(text(&findings), expected);
         assert!(text(&findings[..1]).ends_with("Nothing stands in the way.\n"));
-        let json = json(&findings);
+        let json = json(&healthy(), &findings);
         assert_eq!((json["wrong"].as_u64(), json["better"].as_u64()), (Some(0), Some(1)));
         assert_eq!(json["findings"][1]["level"], "better");
         assert_eq!(json["findings"][0]["mend"], Value::Null);
+        assert_eq!(json["server"]["address"], "192.0.2.7:4433");
+        assert_eq!(
+            (json["speeds"][0]["fabric"].as_str(), json["speeds"][0]["megabytes_per_second"].as_f64()),
+            (Some("h3"), Some(1e3))
+        );
     }
 }

@@ -8,7 +8,7 @@ use forebay_client::transport::pool::MEMLOCK;
 
 const HUGE: u64 = 2 << 20;
 /// Bytes that a packet of a jumbo network has at the least: RDMA's largest, 4096, and what goes around it.
-const JUMBO: u32 = 4200;
+pub const JUMBO: u32 = 4200;
 
 /// Whether the budget can be had.
 pub fn memory(facts: &Facts) -> Option<Finding> {

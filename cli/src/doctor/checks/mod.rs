@@ -2,6 +2,9 @@
 
 mod machine;
 mod rdma;
+mod server;
+
+pub use rdma::usable as rdma_usable;
 
 use super::facts::Facts;
 use super::finding::Finding;
@@ -25,6 +28,12 @@ pub const CHECKS: &[Check] = &[
     rdma::ports,
     rdma::addresses,
     rdma::packets,
+    server::udp,
+    server::trust,
+    server::clock,
+    server::round_trip,
+    server::packets,
+    server::speed,
 ];
 
 #[cfg(test)]

@@ -15,8 +15,11 @@ pub use limits::Limits;
 pub use net::Net;
 pub use rdma::{Device, Gid, Port, Rdma};
 
+use super::server::Server;
+use super::speed::Speed;
+
 /// Everything the checks look at.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Facts {
     /// Bytes that `--memory` says.
     pub memory: u64,
@@ -24,6 +27,10 @@ pub struct Facts {
     pub net: Net,
     pub rdma: Rdma,
     pub probes: Probes,
+    /// The server that was named, and what came of connecting to it.
+    pub server: Option<Server>,
+    /// How fast each fabric was.
+    pub speeds: Vec<Speed>,
 }
 
 /// What was found out by trying.
@@ -51,6 +58,8 @@ impl Facts {
             net: Net::gather(root),
             rdma: Rdma::gather(root, folders),
             probes,
+            server: None,
+            speeds: Vec::new(),
         }
     }
 
@@ -133,6 +142,8 @@ pub mod tests {
             net: net::tests::healthy(),
             rdma: rdma::tests::healthy(),
             probes: Probes { uring: Ok(()), socket: Ok(socket) },
+            server: Some(crate::doctor::server::tests::healthy()),
+            speeds: vec![crate::doctor::speed::tests::healthy()],
         }
     }
 

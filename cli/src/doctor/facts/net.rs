@@ -1,12 +1,17 @@
-//! Network interfaces.
+//! Network interfaces, and where they lead.
 
+mod routes;
+
+use std::net::IpAddr;
 use std::path::Path;
 
 use super::{line, names, number};
+use routes::Route;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Net {
     pub interfaces: Vec<Interface>,
+    pub routes: Vec<Route>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,11 +43,19 @@ impl Net {
                 name,
             })
         };
-        Net { interfaces: names(&folder).into_iter().filter_map(interface).collect() }
+        Net { interfaces: names(&folder).into_iter().filter_map(interface).collect(), routes: routes::gather(root) }
     }
 
     pub fn interface(&self, name: &str) -> Option<&Interface> {
         self.interfaces.iter().find(|interface| interface.name == name)
+    }
+
+    /// The interface that leads to `address`.
+    pub fn towards(&self, address: IpAddr) -> Option<&Interface> {
+        match address.to_canonical() {
+            address if address.is_loopback() => self.interfaces.iter().find(|interface| interface.loopback),
+            address => self.interface(routes::towards(&self.routes, address)?),
+        }
     }
 }
 
@@ -51,9 +64,16 @@ pub mod tests {
     use super::super::tests::Root;
     use super::*;
 
+    impl Net {
+        /// One more way.
+        pub fn route(&mut self, network: &str, bits: u32, interface: &str) {
+            self.routes.push(Route { network: network.parse().unwrap(), bits, metric: 0, interface: interface.into() });
+        }
+    }
+
     pub fn healthy() -> Net {
         let interface = |name: &str, mtu, loopback| Interface { name: name.into(), mtu: Some(mtu), up: true, loopback };
-        Net { interfaces: vec![interface("eth0", 9000, false), interface("lo", 65_536, true)] }
+        Net { interfaces: vec![interface("eth0", 9000, false), interface("lo", 65_536, true)], routes: Vec::new() }
     }
 
     #[test]
@@ -66,6 +86,10 @@ pub mod tests {
         }
         root.file("sys/class/net/bonding_masters", "");
         assert_eq!(Net::gather(&root.0), healthy());
+        root.file("proc/net/route", "\neth0 00000000 0 0003 0 0 0 00000000\n");
+        let net = Net::gather(&root.0);
+        let to = |address: &str| net.towards(address.parse().unwrap()).map(|interface| interface.name.as_str());
+        assert_eq!((to("8.8.8.8"), to("::ffff:8.8.8.8"), to("127.0.0.2")), (Some("eth0"), Some("eth0"), Some("lo")));
         root.file("sys/class/net/eth0/operstate", "down").file("sys/class/net/eth0/mtu", "many");
         let down = Net::gather(&root.0);
         let eth0 = down.interface("eth0").unwrap();
