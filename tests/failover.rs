@@ -26,6 +26,8 @@ use forebay_system::world::{Delivered, config, read, shards, within};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const SAMPLES: u64 = 300;
+/// Both are of the same shards.
+const DATASETS: [&str; 2] = ["set", "other"];
 
 /// What becomes of a try.
 #[derive(Clone, Copy, Debug)]
@@ -52,18 +54,20 @@ struct Rail {
 
 impl Rail {
     fn new(index: &Path, pattern: &str, fates: &[Fate]) -> Arc<Rail> {
-        let work = Publish {
-            name: "set".into(),
-            sources: resolve(pattern).expect("shards"),
-            index: index.to_owned(),
-            in_memory: false,
-            portable: None,
-            skip_damaged: false,
-            defer: None,
-        };
         let registry = Arc::new(Registry::new());
-        publish(&registry, &work, &PreadConfig::default().into(), &|_| {}, &AtomicBool::new(false))
-            .expect("intact shards");
+        for name in DATASETS {
+            let work = Publish {
+                name: name.into(),
+                sources: resolve(pattern).expect("shards"),
+                index: index.to_owned(),
+                in_memory: false,
+                portable: None,
+                skip_damaged: false,
+                defer: None,
+            };
+            publish(&registry, &work, &PreadConfig::default().into(), &|_| {}, &AtomicBool::new(false))
+                .expect("intact shards");
+        }
         Arc::new(Rail {
             fabric: LocalFabric::new("rail", registry).expect("a page"),
             fates: Mutex::new(fates.iter().rev().copied().collect()),
@@ -191,7 +195,7 @@ impl World {
         let (written, pattern) = shards(&scratch.join("data"), &what);
         assert_eq!(written.len() as u64, SAMPLES);
         let address = lasting_address();
-        let server = Server::start(&[("set", &pattern)], &scratch.join("state"), &["--listen", &address]);
+        let server = serve(&pattern, &scratch.join("state"), &address);
         let rail = Rail::new(&scratch.join("rail.fbi"), &pattern, fates);
         let config = ClientConfig { fabric, ..config(&server, 32 << 20) };
         let url: ServerUrl = server.url.parse().unwrap();
@@ -241,6 +245,39 @@ impl World {
             usage.free == usage.capacity && usage.leases == 0 && usage.quarantined == 0
         });
     }
+}
+
+fn serve(pattern: &str, state: &Path, address: &str) -> Server {
+    Server::start(&DATASETS.map(|name| (name, pattern)), state, &["--listen", address])
+}
+
+#[test]
+fn each_dataset_has_a_rail_of_its_own_and_loaders_of_one_share_it() {
+    within(LIMIT, || {
+        let world = World::new("rail-each", Fabric::Auto, &[Fate::Works]);
+        let other = world.client.dataset("other").unwrap();
+        assert_eq!(other.settled().unwrap().fabric.as_deref(), Some("rdma"));
+        assert_eq!((world.rail.dials(), world.in_use().promotions), (1, 0), "nobody reads the first");
+        std::thread::scope(|scope| {
+            for dataset in [&world.dataset, &world.dataset, &other, &other] {
+                let written = &world.written;
+                scope.spawn(move || {
+                    let options = LoaderOptions { batch_size: 7, epochs: Some(3), ..LoaderOptions::default() };
+                    assert_eq!(read(dataset, options, written, drop).unwrap().len() as u64, 3 * SAMPLES);
+                });
+                scope.spawn(move || {
+                    // Leaves in the middle, with operations under way.
+                    let options = LoaderOptions { batch_size: 7, ..LoaderOptions::default() };
+                    assert_eq!(dataset.loader(options).unwrap().take(9).filter(|batch| batch.is_ok()).count(), 9);
+                });
+            }
+        });
+        for in_use in [world.settled(), other.settled().unwrap()] {
+            assert_eq!((in_use.fabric.as_deref(), in_use.promotions, in_use.failovers), (Some("rdma"), 1, 0));
+        }
+        assert_eq!(world.rail.dials(), 2);
+        world.is_whole();
+    });
 }
 
 #[test]
@@ -311,8 +348,7 @@ fn a_rail_goes_with_the_server_and_comes_back_with_it() {
         assert_eq!(world.settled().fabric.as_deref(), Some("rdma"));
         world.read();
         drop(world.server.take());
-        let extra = ["--listen", &world.address];
-        world.server = Some(Server::start(&[("set", &world.pattern)], &world.scratch.join("state"), &extra));
+        world.server = Some(serve(&world.pattern, &world.scratch.join("state"), &world.address));
         // Whatever the client had noticed by then, it goes on.
         world.read_until(|_| world.in_use().promotions == 2);
         assert_eq!((world.in_use().failovers, world.rail.dials()), (1, 2));

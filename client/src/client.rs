@@ -346,7 +346,10 @@ impl Dataset {
     }
 
     fn source(&self, fields: Option<&[&str]>) -> Result<Source, Error> {
-        Ok(Source::new(self.client.peer(), &self.client.shared.fabric, &self.description, fields)?)
+        let shared = &self.client.shared;
+        // What goes wrong on a faster fabric beside another one is said by what happened, not by this name.
+        let fabric = shared.only.as_ref().unwrap_or(&shared.fabric);
+        Ok(Source::new(self.client.peer(), fabric, &self.description, fields)?)
     }
 
     async fn open(&self, source: Source, plan: Plan, config: LoaderConfig) -> Result<Loader, Error> {

@@ -228,8 +228,8 @@ impl Driver {
             if let Poll::Ready((origin, mut completion)) = self.path.poll_completion(cx) {
                 let without = verify::verify(&mut completion);
                 self.unverified.fetch_add(without, Ordering::Relaxed);
-                self.path.judge(self.now(), origin, &mut completion);
-                let id = Slots::owner(completion.tag);
+                let (now, id) = (self.now(), Slots::owner(completion.tag));
+                self.path.judge(now, origin, &mut completion, || self.slots.dataset(id));
                 self.step(id, Event::Completed(completion));
                 handled += 1;
                 idle = false;

@@ -16,6 +16,8 @@ use crate::select::Try;
 pub(crate) struct Path {
     first: First,
     rails: Rails,
+    /// Whose turn it is to complete first, so that neither waits for the other to be idle.
+    turn: bool,
 }
 
 /// What became of the path.
@@ -34,7 +36,7 @@ pub(crate) enum Origin {
 
 impl Path {
     pub(crate) fn new(first: First, rails: Rails) -> Path {
-        Path { first, rails }
+        Path { first, rails, turn: false }
     }
 
     /// Moves on as far as it can; ready when something changed.
@@ -54,16 +56,37 @@ impl Path {
     }
 
     pub(crate) fn poll_completion(&mut self, cx: &mut Context<'_>) -> Poll<(Origin, Completion)> {
-        if let Poll::Ready(completion) = self.first.poll_completion(cx) {
-            return Poll::Ready((Origin::First, completion));
+        self.turn = !self.turn;
+        // Both are asked when the one whose turn it is has nothing.
+        for first in [self.turn, !self.turn] {
+            let polled = match first {
+                true => self.first.poll_completion(cx).map(|completion| (Origin::First, completion)),
+                false => self.rails.poll_completion(cx),
+            };
+            if polled.is_ready() {
+                return polled;
+            }
         }
-        self.rails.poll_completion(cx).map(|(dataset, of, completion)| (Origin::Rail(dataset, of), completion))
+        Poll::Pending
     }
 
     /// What a completion, the bytes of which were checked, says about where it came from. It may be changed by that.
-    pub(crate) fn judge(&mut self, now: Duration, origin: Origin, completion: &mut Completion) {
-        if let Origin::Rail(dataset, of) = origin {
-            self.rails.judge(now, &dataset, of, completion, &self.first);
+    /// `dataset` tells which dataset it is of.
+    pub(crate) fn judge(
+        &mut self,
+        now: Duration,
+        origin: Origin,
+        completion: &mut Completion,
+        dataset: impl FnOnce() -> Option<Arc<str>>,
+    ) {
+        match origin {
+            Origin::Rail(dataset, of) => self.rails.judge(now, &dataset, of, completion, &self.first),
+            Origin::First if self.rails.are_blamed() => {
+                if let Some(dataset) = dataset() {
+                    self.rails.absolve(now, &dataset, completion);
+                }
+            }
+            Origin::First => {}
         }
     }
 

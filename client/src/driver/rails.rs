@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::first::First;
+use super::path::Origin;
 use crate::config::InUse;
 use crate::select::{self, Change, SelectConfig, Try};
 use crate::url::encode;
@@ -132,10 +133,10 @@ impl Rails {
         any
     }
 
-    pub(crate) fn poll_completion(&mut self, cx: &mut Context<'_>) -> Poll<(Arc<str>, Try, Completion)> {
+    pub(crate) fn poll_completion(&mut self, cx: &mut Context<'_>) -> Poll<(Origin, Completion)> {
         for (dataset, side) in &mut self.sides {
             if let Poll::Ready((of, completion)) = side.rail.poll(cx) {
-                return Poll::Ready((dataset.clone(), of, completion));
+                return Poll::Ready((Origin::Rail(dataset.clone(), of), completion));
             }
         }
         Poll::Pending
@@ -150,6 +151,17 @@ impl Rails {
         first: &First,
     ) {
         self.change(dataset, first, |rail| rail.judge(now, of, completion));
+    }
+
+    /// Whether what completes on the first path may say something about a rail.
+    pub(crate) fn are_blamed(&self) -> bool {
+        self.sides.values().any(|side| side.rail.is_blamed())
+    }
+
+    pub(crate) fn absolve(&mut self, now: Duration, dataset: &str, completion: &Completion) {
+        if let Some(side) = self.sides.get_mut(dataset) {
+            side.rail.absolve(now, completion);
+        }
     }
 
     /// The rail that samples of a dataset take, if they take one.

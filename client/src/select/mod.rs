@@ -52,6 +52,8 @@ pub enum Event {
     Failed(Try, String),
     /// The server will not have it; why.
     Refused(Try, String),
+    /// What a try failed for is the same over the first path: it was not the rail's fault.
+    Absolved(Try),
 }
 
 /// What is to be done, in this order.
@@ -189,6 +191,16 @@ impl Select {
                     self.failed(now, why, out);
                 }
             }
+            Event::Absolved(of) => {
+                if let State::Paused { until, refused: false } = self.state
+                    && of.0 == self.number
+                {
+                    self.failures = self.failures.saturating_sub(1);
+                    // A pause there is all the same: the next try may end as soon as this one.
+                    let until = until.min(now.saturating_add(self.backoff.delay(self.failures.max(1))));
+                    self.state = State::Paused { until, refused: false };
+                }
+            }
             Event::Refused(of, why) => {
                 if self.is_current(of) {
                     self.leave(now, out);
@@ -314,6 +326,24 @@ mod tests {
     }
 
     #[test]
+    fn what_was_not_its_fault_does_not_count_but_is_paused_for() {
+        let mut world = World::new();
+        world.step(Event::Up);
+        for number in 1..=20 {
+            world.step(Event::Proved(Try(number)));
+            world.step(Event::Failed(Try(number), "damaged".into()));
+            assert_eq!(world.step(Event::Absolved(Try(number - 1))), [], "an earlier one");
+            assert_eq!(world.step(Event::Absolved(Try(number))), []);
+            let (pause, commands) = world.wake();
+            assert!(pause >= seconds(1) / 2 && pause <= seconds(1), "{number}: {pause:?}");
+            assert_eq!(commands, [Command::Probe(Try(number + 1))]);
+        }
+        world.step(Event::Refused(Try(21), "not allowed".into()));
+        world.step(Event::Absolved(Try(21)));
+        assert!(world.wake().0 >= seconds(150), "a refusal is none of that");
+    }
+
+    #[test]
     fn who_is_refused_waits_long() {
         let mut world = World::new();
         world.step(Event::Up);
@@ -366,7 +396,8 @@ mod tests {
             for _ in 0..200 {
                 world.now += Duration::from_millis(rng.u64(0..3000));
                 let of = Try(rng.u64(last.max(2) - 2..last + 2));
-                let event = match rng.u8(0..8) {
+                let event = match rng.u8(0..9) {
+                    8 => Event::Absolved(of),
                     0 => Event::Down,
                     1 | 2 => Event::Up,
                     3 => Event::Failed(of, "x".into()),

@@ -209,6 +209,11 @@ impl Beside {
         Some(completion)
     }
 
+    /// Shows it what completed on the first path.
+    pub fn absolve(&mut self, completion: &Completion) {
+        self.rail.absolve(self.clock.now(), completion);
+    }
+
     /// When something happens next by itself.
     pub fn next_event(&self) -> Option<Duration> {
         let links = self.rail.links().filter_map(SimLink::next_event);

@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
+use forebay_client::loader::OnError;
 use forebay_transport::sim::Faults;
 
 use super::beside::RailCase;
@@ -15,6 +16,10 @@ fn case(seed: u64) -> Case {
     let mut case = Case { rail: Some(RailCase::new(seed)), ..Case::new(seed) };
     if seed.is_multiple_of(2) {
         (case.link.faults, case.lives) = (Faults::default(), None);
+    }
+    // What is damaged in storage is so over both.
+    if let Some(rail) = &mut case.rail {
+        rail.link.faults.rotten = case.link.faults.rotten;
     }
     case
 }
@@ -127,6 +132,18 @@ fn one_that_damages_everything_costs_no_attempt() {
     });
     assert_eq!((outcome.corrupt, outcome.rail[2]), (0, outcome.rail[1]), "{outcome:?}");
     assert!(outcome.rail[1] > 0);
+}
+
+#[test]
+fn one_that_brings_what_is_damaged_in_storage_is_tried_again_soon() {
+    let outcome = run(|case, rail| {
+        let rotten: fn(u64) -> bool = |ordinal| ordinal % 100 == 0;
+        (case.link.faults.rotten, rail.link.faults.rotten) = (Some(rotten), Some(rotten));
+        case.loaders[0].config.on_error = OnError::Skip { max: 30 };
+        case.loaders[0].consumer.think = Duration::from_secs(2);
+    });
+    // About one of them every ten seconds: pauses that grow would have been too long for most.
+    assert!(outcome.skipped == 30 && outcome.rail[1] > 20, "{outcome:?}");
 }
 
 #[test]

@@ -230,6 +230,7 @@ impl World {
                 if self.sabotage != Some(Sabotage::SkipVerification) {
                     verify(&mut completion);
                 }
+                self.beside.iter_mut().for_each(|beside| beside.absolve(&completion));
                 return Some(completion);
             }
         }
