@@ -1,7 +1,9 @@
-//! Requests and answers that never leave the process: how handlers are tested without sockets, and asked where server and
-//! client are one process.
+//! Requests and answers that never leave the process: how handlers are tested without sockets, and asked by fabrics that say
+//! what they answer in another way.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -26,6 +28,10 @@ pub struct Ask {
     pub account: Account,
     /// Default: one that is over.
     pub session: Session,
+    /// Default: a port of this machine's.
+    pub peer: SocketAddr,
+    /// Default: 0.
+    pub connection: u64,
 }
 
 impl Ask {
@@ -40,7 +46,8 @@ impl Ask {
     pub fn new(method: Method, target: impl Into<String>, body: Bytes) -> Ask {
         let account = Account::new("memory", usize::MAX);
         let (_, session) = Session::begin();
-        Ask { method, target: target.into(), headers: http::HeaderMap::new(), body, account, session }
+        let (target, headers, peer) = (target.into(), http::HeaderMap::new(), ([127, 0, 0, 1], 1).into());
+        Ask { method, target, headers, body, account, session, peer, connection: 0 }
     }
 }
 
@@ -86,6 +93,11 @@ impl Reading {
     pub async fn next(&mut self) -> Option<Event> {
         self.events.recv().await
     }
+
+    /// As [`next`](Reading::next).
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
+        self.events.poll_recv(cx)
+    }
 }
 
 /// Asks `handler`, and gives the answer as it comes. The handler runs in a task of its own; dropping the result is
@@ -103,8 +115,8 @@ pub fn start(handler: Arc<impl Handler + ?Sized>, ask: Ask) -> Reading {
         path,
         query,
         headers: ask.headers,
-        peer: ([127, 0, 0, 1], 1).into(),
-        connection: 0,
+        peer: ask.peer,
+        connection: ask.connection,
         account: ask.account,
         session: ask.session,
         body: Body::Memory(Incoming { body: ask.body }),

@@ -44,6 +44,11 @@ impl Lease {
         self.view.pointer().as_ptr()
     }
 
+    /// Whose memory it is.
+    pub(crate) fn slab(&self) -> &Slab {
+        &self.view.slab
+    }
+
     /// Keeps the first `len` bytes and gives the frames behind them back at once.
     ///
     /// # Panics

@@ -175,28 +175,32 @@ impl Id {
     /// Finds the way to `to`, and with it the device here.
     pub(super) async fn resolve(to: SocketAddr) -> Result<Id, ConnectError> {
         let id = Id::new()?;
-        let address = SockAddr::from(to);
-        let raw = id.raw.as_ptr();
-        // SAFETY: the id lives; the address is read until the call returns.
-        let asked =
-            unsafe { (id.manager.resolve_addr)(raw, null_mut(), address.as_ptr().cast_mut().cast(), RESOLVE_MS) };
         let no_way = |why, source| ConnectError::NoWay { to, why, source };
-        if asked != 0 {
-            return Err(no_way("no device here leads to it", io::Error::last_os_error()));
-        }
         let status = |event: &Event| io::Error::from_raw_os_error(event.status.saturating_abs());
+        id.ask_address(to).map_err(|source| no_way("no device here leads to it", source))?;
         match id.event().await? {
             event if event.kind == kind::RDMA_CM_EVENT_ADDR_RESOLVED => {}
             event => return Err(no_way("no device here leads to it", status(&event))),
         }
-        // SAFETY: the id lives.
-        if unsafe { (id.manager.resolve_route)(raw, RESOLVE_MS) } != 0 {
-            return Err(no_way("there is no route", io::Error::last_os_error()));
-        }
+        id.ask_route().map_err(|source| no_way("there is no route", source))?;
         match id.event().await? {
             event if event.kind == kind::RDMA_CM_EVENT_ROUTE_RESOLVED => Ok(id),
             event => Err(no_way("there is no route", status(&event))),
         }
+    }
+
+    fn ask_address(&self, to: SocketAddr) -> io::Result<()> {
+        let to = SockAddr::from(to);
+        let address = to.as_ptr().cast_mut().cast();
+        // SAFETY: the id lives; the address is only read, until the call returns.
+        let asked = unsafe { (self.manager.resolve_addr)(self.raw.as_ptr(), null_mut(), address, RESOLVE_MS) };
+        if asked == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    fn ask_route(&self) -> io::Result<()> {
+        // SAFETY: the id lives.
+        let asked = unsafe { (self.manager.resolve_route)(self.raw.as_ptr(), RESOLVE_MS) };
+        if asked == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
     /// The device that it goes by; `None` of what listens on all of them.
@@ -214,11 +218,7 @@ impl Id {
 
     /// Connects `queue`, which is prepared, saying `say`; what the other end says.
     pub(super) async fn connect(&self, queue: &mut Queue, say: &[u8]) -> Result<Vec<u8>, ConnectError> {
-        let mut param = param(queue, say);
-        // SAFETY: the id lives; what is said is read until the call returns.
-        if unsafe { (self.manager.connect)(self.raw.as_ptr(), &raw mut param) } != 0 {
-            return Err(system("connecting").into());
-        }
+        self.ask_connection(queue, say)?;
         let answer = self.event().await?;
         match answer.kind {
             kind::RDMA_CM_EVENT_CONNECT_RESPONSE => {}
@@ -232,6 +232,13 @@ impl Id {
             0 => Ok(answer.said),
             _ => Err(system("completing a connection").into()),
         }
+    }
+
+    fn ask_connection(&self, queue: &Queue, say: &[u8]) -> Result<(), Error> {
+        let mut param = param(queue, say);
+        // SAFETY: the id lives; what is said is read until the call returns.
+        let asked = unsafe { (self.manager.connect)(self.raw.as_ptr(), &raw mut param) };
+        if asked == 0 { Ok(()) } else { Err(system("connecting")) }
     }
 
     /// Of what listens: the next that wants to connect, and what it says.

@@ -34,11 +34,6 @@ impl Domain {
         let raw = raw.ok_or_else(|| system(&format!("a protection domain of {name}")))?;
         Ok(Arc::new(Domain { context, raw, name: name.to_owned() }))
     }
-
-    /// The device's name.
-    pub(super) fn name(&self) -> &str {
-        &self.name
-    }
 }
 
 impl Drop for Domain {
@@ -120,6 +115,7 @@ impl Registration {
         Some(Piece { address: bytes.cast::<u8>() as u64, len: u32::try_from(bytes.len()).ok()?, key })
     }
 
+    #[cfg(test)]
     pub(super) fn domain(&self) -> &Arc<Domain> {
         &self.domain
     }
@@ -127,10 +123,6 @@ impl Registration {
     /// Whether it is this slab's.
     pub(super) fn is_of(&self, slab: &Slab) -> bool {
         self.slab.region() == slab.region()
-    }
-
-    pub(super) fn rights(&self) -> Rights {
-        self.rights
     }
 
     /// What a peer names it by. Good for nothing unless its rights are [`Rights::RemoteWrite`].

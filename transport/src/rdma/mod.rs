@@ -9,6 +9,9 @@
 //! | [`tickets`] | who may connect: the clock is passed in | verbs, clocks |
 //! | `library` | what rdma-core's libraries export, looked up when first needed | what is done with it |
 //! | `device` | devices, ports and their addresses, as they are now | connections |
+//! | [`client`] | a connection as a link | what a sample is |
+//! | [`server`] | lets clients in, and answers what they ask | what a sample is |
+//! | `area` | what both ends keep in registered memory | what it means |
 //! | `manager` | how queues of two machines are connected | what they carry |
 //! | `queue` | a queue pair and its completions, with one owner | what its work is for |
 //! | `memory` | what devices may touch: domains, registrations, windows | what is in it |
@@ -17,27 +20,30 @@
 //! the bytes as well, and tests of them need no device.
 
 #[cfg(all(feature = "rdma", target_os = "linux"))]
+mod area;
+#[cfg(all(feature = "rdma", target_os = "linux"))]
+pub mod client;
+#[cfg(all(feature = "rdma", target_os = "linux"))]
 pub mod device;
 pub mod frame;
 pub mod hello;
-// Connections are to use these.
 #[cfg(all(feature = "rdma", target_os = "linux"))]
-#[allow(dead_code)]
 mod library;
 #[cfg(all(feature = "rdma", target_os = "linux"))]
-#[allow(dead_code)]
 mod manager;
 #[cfg(all(feature = "rdma", target_os = "linux"))]
-#[allow(dead_code)]
 mod memory;
 pub mod offer;
 #[cfg(all(feature = "rdma", target_os = "linux"))]
-#[allow(dead_code)]
 mod queue;
+#[cfg(all(feature = "rdma", target_os = "linux"))]
+pub mod server;
 pub mod table;
 pub mod tickets;
 
 #[cfg(all(test, feature = "rdma", target_os = "linux"))]
 mod device_tests;
+#[cfg(all(test, feature = "rdma", target_os = "linux"))]
+mod link_tests;
 #[cfg(all(test, feature = "rdma", target_os = "linux"))]
 mod queue_tests;

@@ -87,9 +87,8 @@ impl Fault {
     /// Because of something else's failure before it, or because the queue was closed.
     pub(super) const FLUSHED: Fault = Fault(ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
     /// The peer had no receive posted for what came.
+    #[cfg(test)]
     pub(super) const NO_RECEIVE: Fault = Fault(ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR);
-    /// The peer acknowledges nothing any more.
-    pub(super) const NO_ANSWER: Fault = Fault(ibv_wc_status::IBV_WC_RETRY_EXC_ERR);
     /// The peer does not allow access to that memory.
     pub(super) const REMOTE_ACCESS: Fault = Fault(ibv_wc_status::IBV_WC_REM_ACCESS_ERR);
 }
@@ -429,6 +428,7 @@ impl Queue {
     }
 
     /// Nothing more can be done with it.
+    #[cfg(test)]
     pub(super) fn has_failed(&self) -> bool {
         self.failed
     }

@@ -53,3 +53,26 @@ pub const TYPE_BYTES: &str = "application/octet-stream";
 pub const HEADER_VERSION: &str = "forebay-version";
 /// Header of a field's bytes: their CRC-32C, eight hexadecimal digits, where it is known.
 pub const HEADER_CRC: &str = "forebay-crc32c";
+
+/// A dataset's name as one segment of a path (RFC 3986, section 3.3).
+pub(crate) fn path_segment(name: &str) -> String {
+    let mut encoded = String::with_capacity(name.len());
+    for byte in name.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => encoded.push(byte.into()),
+            _ => encoded.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    encoded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_segments_of_a_path() {
+        assert_eq!(path_segment("imagenet-1k_v1.0~"), "imagenet-1k_v1.0~");
+        assert_eq!(path_segment("a/b ?#é"), "a%2Fb%20%3F%23%C3%A9");
+    }
+}

@@ -22,6 +22,13 @@ pub const CAPACITY: usize = 40;
 /// An extension whose type has this bit may be ignored by those who do not know it.
 pub const IGNORABLE: u16 = 0x8000;
 
+/// How many entries a body asks for, if it is long enough to say; nothing else of it is looked at.
+pub fn entries(body: &[u8]) -> Option<usize> {
+    let fields = u16::from_le_bytes(body.get(52..54)?.try_into().ok()?);
+    let ordinals = u32::from_le_bytes(body.get(56..60)?.try_into().ok()?);
+    usize::try_from(u64::from(fields) * u64::from(ordinals)).ok()
+}
+
 /// A request about to be sent, borrowed from whoever has its parts.
 #[derive(Clone, Copy, Debug)]
 pub struct FetchRequest<'a> {

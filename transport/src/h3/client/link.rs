@@ -21,7 +21,7 @@ use super::{CallError, Connection};
 use crate::link::{Completion, Entry, Fetch, Link, LinkError, LinkStats, Tag};
 use crate::pool::Lease;
 use crate::wire::problem::{self, MAX_PROBLEM};
-use crate::wire::{AnswerDecoder, FetchRequest, TYPE_FETCH, WireError};
+use crate::wire::{AnswerDecoder, FetchRequest, TYPE_FETCH, WireError, path_segment};
 
 /// How many operations a link carries at once unless it is told otherwise.
 pub const DEFAULT_WINDOW: usize = 128;
@@ -249,7 +249,7 @@ impl Asked {
         request.encode(&mut body).map_err(protocol)?;
         let mut headers = HeaderMap::new();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(TYPE_FETCH));
-        let path = format!("/v1/datasets/{}/fetch", percent_encoded(&self.dataset));
+        let path = format!("/v1/datasets/{}/fetch", path_segment(&self.dataset));
         let called = connection.call(Method::POST, &path, headers, body.freeze()).await;
         let (head, mut recv) = called.map_err(link_error)?;
         mine.progress(shared, 0);
@@ -308,28 +308,5 @@ fn link_error(error: CallError) -> LinkError {
             LinkError::Server { status: 500, detail: format!("the answer was broken off with {code}") }
         }
         CallError::Protocol(reason) => LinkError::Protocol(reason),
-    }
-}
-
-/// A dataset's name as one segment of a path (RFC 3986, section 3.3).
-fn percent_encoded(name: &str) -> String {
-    let mut encoded = String::with_capacity(name.len());
-    for byte in name.bytes() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => encoded.push(byte.into()),
-            _ => encoded.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    encoded
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_segments_of_a_path() {
-        assert_eq!(percent_encoded("imagenet-1k_v1.0~"), "imagenet-1k_v1.0~");
-        assert_eq!(percent_encoded("a/b ?#é"), "a%2Fb%20%3F%23%C3%A9");
     }
 }
