@@ -378,6 +378,24 @@ fn who_wants_nothing_else_gets_it_or_is_told_why_not() {
 }
 
 #[test]
+fn where_it_is_the_only_way_its_loss_is_waited_for_and_then_told() {
+    within(LIMIT, || {
+        let world = World::new("only-lost", Fabric::Rdma, &[Fate::Dies(1), Fate::Fails]);
+        let stall_timeout = Duration::from_secs(3);
+        let options = LoaderOptions { batch_size: 10, stall_timeout, ..LoaderOptions::default() };
+        let started = Instant::now();
+        let error = world.dataset.loader(options).unwrap().find_map(Result::err).expect("it cannot end well");
+        let says = error.to_string();
+        assert!(says.contains("over rdma for") && says.contains("the rail was torn out"), "{says}");
+        assert!(started.elapsed() >= stall_timeout && started.elapsed() < Duration::from_secs(30));
+        assert!(world.rail.dials() > 1, "it was tried again");
+        // Whoever comes now is not turned away: it was there, and may be again.
+        assert!(world.dataset.loader(LoaderOptions::default()).is_ok());
+        world.is_whole();
+    });
+}
+
+#[test]
 fn who_does_not_want_it_does_not_try_it() {
     within(LIMIT, || {
         let world = World::new("h3-only", Fabric::H3, &[Fate::Works]);
