@@ -32,7 +32,7 @@ fn fabric(finished: &Finished) -> &str {
 }
 
 /// What there is to say about RDMA depends on the machine: without a device for it, or libraries, that; else the server's word.
-const WHY_NOT: [&str; 3] = ["RDMA needs", "no device for it", "the server says 403"];
+const WHY_NOT: [&str; 3] = ["RDMA needs", "this machine has no RDMA device", "the server says 403"];
 
 fn says_why_not(text: &str) -> bool {
     WHY_NOT.iter().any(|why| text.contains(why))
