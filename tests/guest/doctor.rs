@@ -39,7 +39,7 @@ fn an_rdma_device_is_looked_at() {
         let word = |key: &str| found[key].as_str().unwrap_or_default().to_owned();
         (word("level"), word("found"), word("mend"))
     };
-    for check in ["devices", "libraries", "providers", "ports", "addresses", "packet size"] {
+    for check in ["devices", "libraries", "providers", "access", "ports", "addresses", "packet size"] {
         let (level, found, _) = look("well", &format!("RDMA {check}"));
         assert_eq!(level, "ok", "{check}: {found}");
     }

@@ -35,6 +35,7 @@ pub fn run(args: &Doctor) -> Result<(), Failure> {
     let folders = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let folders: Vec<_> = std::env::split_paths(&folders).collect();
     let mut facts = Facts::gather(Path::new("/"), &folders, args.memory, Probes::take());
+    facts.open_devices();
     match args.url.as_deref().map(Place::parse).transpose()? {
         None => {}
         Some(Place::Server(url)) => runtime()?.block_on(visit(&mut facts, &url, args))?,

@@ -4,12 +4,14 @@
 use std::net::Ipv6Addr;
 
 use super::super::facts::{Device, Facts, Gid, Port};
-use super::super::finding::Finding;
+use super::super::finding::{Finding, Level};
 
 /// Amazon's devices have no connections of the kind that RDMA WRITE and rdma_cm need.
 const WITHOUT_CONNECTIONS: &str = "efa";
 /// Bytes around the payload of a RoCE packet, at most: what drivers take off an interface's MTU.
 const AROUND: u32 = 96;
+/// Bytes around the payload of a WRITE, over IPv4: without what no packet of ours has.
+const HEADERS: u32 = 60;
 /// The sizes that a payload may have.
 const SIZES: &[u32] = &[4096, 2048, 1024, 512, 256];
 /// The packages of Debian and Ubuntu, and of Fedora and its kin.
@@ -133,6 +135,33 @@ pub fn nodes(facts: &Facts) -> Option<Finding> {
     Some(Finding::wrong(NAME, format!("cannot be opened: {}", closed.join("; ")), mend))
 }
 
+/// Whether the libraries open what the kernel has. Where another check says why not, nothing is said here.
+pub fn opened(facts: &Facts) -> Option<Finding> {
+    const NAME: &str = "RDMA access";
+    candidates(facts).next()?;
+    if [libraries, providers, nodes].iter().any(|check| check(facts).is_some_and(|one| one.level == Level::Wrong)) {
+        return None;
+    }
+    let opened = match &facts.probes.opened {
+        None => {
+            return Some(Finding::better(
+                NAME,
+                "this program was built without RDMA",
+                "cargo build --release --features rdma",
+            ));
+        }
+        Some(Err(why)) => return Some(Finding::wrong(NAME, why.clone(), format!("{INSTALL}; dmesg says more"))),
+        Some(Ok(opened)) => opened,
+    };
+    let is_open = |device: &&Device| opened.iter().any(|one| one.name == device.name);
+    let (open, hidden): (Vec<&Device>, Vec<&Device>) = candidates(facts).partition(is_open);
+    let list = |these: &[&Device]| these.iter().map(|one| one.name.as_str()).collect::<Vec<_>>().join(", ");
+    Some(match hidden.is_empty() {
+        true => Finding::ok(NAME, format!("{} can be opened", list(&open))),
+        false => Finding::wrong(NAME, format!("libibverbs does not show {}", list(&hidden)), INSTALL),
+    })
+}
+
 pub fn ports(facts: &Facts) -> Option<Finding> {
     const NAME: &str = "RDMA ports";
     candidates(facts).next()?;
@@ -218,28 +247,64 @@ fn payload(mtu: u32) -> u32 {
     SIZES.iter().copied().find(|size| *size <= room).unwrap_or(0)
 }
 
+/// The payload of a port's packets: as the device says, else as its interface's MTU makes it.
+fn payload_of(facts: &Facts, device: &Device, port: &Port) -> Option<u32> {
+    let opened = facts.probes.opened.as_ref().and_then(|opened| opened.as_ref().ok());
+    let said = opened.and_then(|all| {
+        let device = all.iter().find(|one| one.name == device.name)?;
+        device.ports.iter().find(|one| one.number == port.number)?.payload
+    });
+    said.or_else(|| Some(payload(mtu(facts, port)?)))
+}
+
+fn mtu(facts: &Facts, port: &Port) -> Option<u32> {
+    facts.net.interface(port.interface.as_deref()?)?.mtu
+}
+
+/// How much a packet carries.
 pub fn packets(facts: &Facts) -> Option<Finding> {
     const NAME: &str = "RDMA packet size";
     let mut seen = Vec::new();
-    for (device, port) in active(facts).filter(|(_, port)| port.ethernet) {
-        let mtu = port.interface.as_deref().and_then(|name| facts.net.interface(name)?.mtu);
-        let Some(mtu) = mtu else { continue };
-        let payload = payload(mtu);
-        if payload < SIZES[0] {
-            let found = format!(
-                "{} carries {payload} bytes at a time, since {} has an MTU of {mtu}",
-                name(device, port),
-                interface(port)
-            );
-            let mend = format!(
-                "ip link set dev {} mtu 4200 (or 9000), on both ends and all switches between",
-                interface(port)
-            );
-            return Some(Finding::better(NAME, found, mend));
+    for (device, port) in active(facts) {
+        let Some(carries) = payload_of(facts, device, port) else { continue };
+        let (name, interface) = (name(device, port), interface(port));
+        if carries >= SIZES[0] {
+            seen.push(format!("{name} {carries}"));
+            continue;
         }
-        seen.push(format!("{} {payload}", name(device, port)));
+        let found = format!("{name} carries {carries} bytes at a time");
+        return Some(match mtu(facts, port).filter(|_| port.ethernet) {
+            // What the interface would allow is not what the device does.
+            Some(mtu) if payload(mtu) > carries => {
+                let found = format!("{found}, though {interface} has an MTU of {mtu}");
+                Finding::better(NAME, found, format!("ip link set dev {interface} down, and up again"))
+            }
+            Some(mtu) => {
+                let mend =
+                    format!("ip link set dev {interface} mtu 4200 (or 9000), on both ends and all switches between");
+                Finding::better(NAME, format!("{found}, since {interface} has an MTU of {mtu}"), mend)
+            }
+            None => Finding::better(NAME, found, "a larger MTU in the subnet manager's partition (opensm: mtu=5)"),
+        });
     }
     (!seen.is_empty()).then(|| Finding::ok(NAME, seen.join(", ")))
+}
+
+/// Whether such packets get to the server that was named, by what is known of the way there.
+pub fn path(facts: &Facts) -> Option<Finding> {
+    const NAME: &str = "RDMA path MTU";
+    let (host, carried, there) = super::server::carried(facts)?;
+    let leads = |(_, port): &(&Device, &Port)| port.ethernet && port.interface.as_ref() == Some(there);
+    let (device, port) = active(facts).find(leads)?;
+    let carries = payload_of(facts, device, port)?;
+    if carried >= carries + HEADERS {
+        return Some(Finding::ok(NAME, format!("packets of {carries} bytes of {} get to {host}", name(device, port))));
+    }
+    let found =
+        format!("packets of {carries} bytes of {} do not get to {host}: the way carries {carried}", name(device, port));
+    let mend =
+        format!("ip link set dev {there} mtu {carried}; or raise the MTU of what lies between (tracepath -n {host})");
+    Some(Finding::wrong(NAME, found, mend))
 }
 
 #[cfg(test)]

@@ -136,11 +136,23 @@ pub fn round_trip(facts: &Facts) -> Option<Finding> {
     Some(Finding::ok(NAME, found))
 }
 
+/// Bytes of the largest packet that is known to arrive.
+fn largest(reached: &Reached) -> u32 {
+    u32::from(reached.payload) + AROUND[usize::from(!reached.peer.ip().to_canonical().is_ipv4())]
+}
+
+/// The server's host, the bytes that a packet on the way there may have at most, and the interface that leads there.
+pub fn carried(facts: &Facts) -> Option<(&str, u32, &String)> {
+    let (server, reached) = reached(facts)?;
+    let interface = facts.net.towards(reached.peer.ip())?;
+    Some((&server.url.host, largest(reached) + STEP, &interface.name))
+}
+
 /// How large packets may be on the whole way.
 pub fn packets(facts: &Facts) -> Option<Finding> {
     const NAME: &str = "path MTU";
     let (server, reached) = reached(facts)?;
-    let carried = u32::from(reached.payload) + AROUND[usize::from(!reached.peer.ip().to_canonical().is_ipv4())];
+    let carried = largest(reached);
     let interface = facts.net.towards(reached.peer.ip());
     let host = &server.url.host;
     let found = format!("packets of {carried} bytes reach {host}");

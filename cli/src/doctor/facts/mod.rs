@@ -4,6 +4,8 @@
 mod limits;
 mod net;
 pub mod rdma;
+#[cfg_attr(not(all(feature = "rdma", target_os = "linux")), path = "no_verbs.rs")]
+mod verbs;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -40,12 +42,28 @@ pub struct Probes {
     pub uring: Result<(), Refusal>,
     /// What a UDP socket gets, or why there is none.
     pub socket: Result<SocketProbe, String>,
+    /// What the RDMA devices say when they are opened, or why they cannot be. `None` when that was not tried, or is not built in.
+    pub opened: Option<Result<Vec<Opened>, String>>,
+}
+
+/// An RDMA device that was opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Opened {
+    pub name: String,
+    pub ports: Vec<OpenedPort>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenedPort {
+    pub number: String,
+    /// Bytes of a packet's payload now, if the device says so.
+    pub payload: Option<u32>,
 }
 
 impl Probes {
     pub fn take() -> Probes {
         let socket = SocketProbe::take(&TransportConfig::client()).map_err(|error| error.to_string());
-        Probes { uring: LocalStores::probe_uring(), socket }
+        Probes { uring: LocalStores::probe_uring(), socket, opened: None }
     }
 }
 
@@ -60,6 +78,13 @@ impl Facts {
             probes,
             server: None,
             speeds: Vec::new(),
+        }
+    }
+
+    /// Opens the RDMA devices, if there are any: loading libraries costs machines without them nothing.
+    pub fn open_devices(&mut self) {
+        if !self.rdma.devices.is_empty() {
+            self.probes.opened = verbs::open();
         }
     }
 
@@ -128,6 +153,8 @@ pub mod tests {
     pub fn healthy() -> Facts {
         let socket =
             SocketProbe { wanted: 4 << 20, receive_buffer: 4 << 20, send_buffer: 4 << 20, cuts: true, joins: true };
+        let port = OpenedPort { number: "1".into(), payload: Some(4096) };
+        let opened = Opened { name: "mlx5_0".into(), ports: vec![port] };
         Facts {
             memory: 512 << 20,
             limits: Limits {
@@ -141,7 +168,7 @@ pub mod tests {
             },
             net: net::tests::healthy(),
             rdma: rdma::tests::healthy(),
-            probes: Probes { uring: Ok(()), socket: Ok(socket) },
+            probes: Probes { uring: Ok(()), socket: Ok(socket), opened: Some(Ok(vec![opened])) },
             server: Some(crate::doctor::server::tests::healthy()),
             speeds: vec![crate::doctor::speed::tests::healthy()],
         }

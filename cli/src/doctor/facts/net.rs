@@ -73,7 +73,10 @@ pub mod tests {
 
     pub fn healthy() -> Net {
         let interface = |name: &str, mtu, loopback| Interface { name: name.into(), mtu: Some(mtu), up: true, loopback };
-        Net { interfaces: vec![interface("eth0", 9000, false), interface("lo", 65_536, true)], routes: Vec::new() }
+        let mut net =
+            Net { interfaces: vec![interface("eth0", 9000, false), interface("lo", 65_536, true)], routes: vec![] };
+        net.route("192.0.2.0", 24, "eth0");
+        net
     }
 
     #[test]
@@ -85,7 +88,7 @@ pub mod tests {
                 .file(&format!("sys/class/net/{name}/operstate"), state);
         }
         root.file("sys/class/net/bonding_masters", "");
-        assert_eq!(Net::gather(&root.0), healthy());
+        assert_eq!(Net::gather(&root.0).interfaces, healthy().interfaces);
         root.file("proc/net/route", "\neth0 00000000 0 0003 0 0 0 00000000\n");
         let net = Net::gather(&root.0);
         let to = |address: &str| net.towards(address.parse().unwrap()).map(|interface| interface.name.as_str());

@@ -96,11 +96,62 @@ fn addresses_nobody_can_reach() {
     says(&finding, Level::Wrong, "no interface for IP", "modprobe ib_ipoib");
 }
 
+/// The device says this of the payload of its packets.
+fn says_payload(facts: &mut Facts, payload: Option<u32>) {
+    let opened = facts.probes.opened.as_mut().unwrap().as_mut().unwrap();
+    opened[0].ports[0].payload = payload;
+}
+
+#[test]
+fn devices_that_cannot_be_opened() {
+    let finding = after(opened, |facts| facts.probes.opened = Some(Err("libnl-3.so.200: no such file".into())));
+    says(&finding, Level::Wrong, "libnl-3.so.200", "apt install");
+    says(
+        &after(opened, |facts| facts.probes.opened = Some(Ok(vec![]))),
+        Level::Wrong,
+        "does not show mlx5_0",
+        "apt install",
+    );
+    says(&after(opened, |facts| facts.probes.opened = None), Level::Better, "built without RDMA", "--features rdma");
+    // Where the reason is told, it is told once.
+    let mut facts = healthy();
+    (facts.rdma.verbs, facts.probes.opened) = (None, Some(Err("no libibverbs.so.1".into())));
+    let wrong = CHECKS.iter().filter_map(|check| check(&facts)).filter(|finding| finding.level == Level::Wrong);
+    assert_eq!(wrong.map(|finding| finding.check).collect::<Vec<_>>(), ["RDMA libraries"]);
+}
+
 #[test]
 fn small_packets() {
-    let finding = after(packets, |facts| facts.net.interfaces[0].mtu = Some(1500));
+    let finding = after(packets, |facts| {
+        facts.net.interfaces[0].mtu = Some(1500);
+        says_payload(facts, None);
+    });
     says(&finding, Level::Better, "mlx5_0/1 carries 1024 bytes at a time, since eth0 has an MTU of 1500", "mtu 4200");
+    let finding = after(packets, |facts| says_payload(facts, Some(1024)));
+    says(&finding, Level::Better, "1024 bytes at a time, though eth0 has an MTU of 9000", "ip link set dev eth0 down");
+    let finding = after(packets, |facts| {
+        says_payload(facts, Some(2048));
+        port(facts).ethernet = false;
+    });
+    says(&finding, Level::Better, "mlx5_0/1 carries 2048 bytes", "opensm");
     // As measured with soft-RoCE.
     assert_eq!([1500, 4200, 9000].map(payload), [1024, 4096, 4096]);
     assert_eq!([0, 96, 351, 352].map(payload), [0, 0, 0, 256]);
+}
+
+#[test]
+fn a_way_that_drops_packets_of_rdma() {
+    let over =
+        |payload| after(path, |facts| facts.server.as_mut().unwrap().reached.as_mut().unwrap().payload = payload);
+    says(
+        &over(1472),
+        Level::Wrong,
+        "4096 bytes of mlx5_0/1 do not get to storage: the way carries 1520",
+        "ip link set dev eth0",
+    );
+    // An MTU of 4200, of which discovery finds all but a step.
+    says(&over(4200 - 28 - 20), Level::Ok, "4096 bytes of mlx5_0/1 get to storage", "");
+    let mut facts = healthy();
+    port(&mut facts).interface = Some("eth1".into());
+    assert_eq!(path(&facts), None, "another way than that to the server");
 }
