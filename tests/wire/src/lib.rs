@@ -1,9 +1,9 @@
 //! A wire of a given delay, rate, loss and queue between two network namespaces of this machine, for every protocol over IP.
 //!
 //! Where the kernel has `netem` that does the same; many kernels do not. Here each end is a TUN device in a namespace of its
-//! own, and a thread for each direction carries packets between them. Segments that the kernel leaves together (TSO, USO) pass whole,
-//! so that the wire is not what limits; rate, queue and loss count each of them by itself. [`ceiling`] says how much the wire can
-//! carry on this machine at most: measure below half of it.
+//! own, and a thread for each direction carries packets between them. Segments that the kernel leaves together (TSO, USO) pass
+//! whole, so that the wire is not what limits; rate, queue and loss count each of them by itself. [`ceiling`] says how much
+//! the wire can carry on this machine at most: measure below half of it.
 //!
 //! ```no_run
 //! use std::time::Duration;

@@ -1,8 +1,8 @@
 //! Packets as a TUN device with `IFF_VNET_HDR` hands them over, and how a large one is cut into parts.
 //!
 //! A packet is preceded by the ten bytes of `virtio_net_hdr`. It may stand for many segments on the wire (`gso_size` bytes of
-//! payload in each), which the kernel leaves together as long as nobody needs them apart. So do we: only when some segments of a packet
-//! have another fate than the rest it is cut, into runs of segments with the same one.
+//! payload in each), which the kernel leaves together as long as nobody needs them apart. So do we: only when some segments of a
+//! packet have another fate than the rest it is cut, into runs of segments with the same one.
 
 /// Bytes of `virtio_net_hdr`.
 pub const HEADER: usize = 10;
