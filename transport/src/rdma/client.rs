@@ -6,10 +6,10 @@
 
 mod connect;
 mod dial;
+mod link;
 mod place;
 
 use std::collections::{HashMap, VecDeque};
-use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -28,7 +28,7 @@ use super::manager::Id;
 use super::memory::{Domain, Registration, Rights};
 use super::queue::{Done, Queue, Work};
 use super::table::{self, Answer, Expected};
-use crate::link::{Completion, Entry, Fetch, Link, LinkError, LinkStats, Status, Tag};
+use crate::link::{Completion, Entry, Fetch, LinkError, Status, Tag};
 use crate::pool::Lease;
 use crate::wire::FetchRequest;
 use crate::wire::problem;
@@ -110,34 +110,72 @@ struct Times {
 }
 
 impl RdmaLink {
-    /// Lends the operation's lease to the server and asks.
+    /// Lends the operation's lease to the server and asks. A place that is free has room for all of it.
     #[allow(clippy::result_large_err)]
-    fn ask(&mut self, place: usize, mut operation: Operation, op: Op, slot: u16) -> Result<(), (Operation, LinkError)> {
-        let lease = match self.lend(place, &mut operation.lease) {
-            Ok(lease) => lease,
+    fn ask(&mut self, place: usize, mut operation: Operation) -> Result<(), (Operation, LinkError)> {
+        match self.encode(&mut operation).and_then(|()| self.lend(place, &mut operation.lease)) {
+            Ok(target) => operation.target = target,
             Err(error) => return Err((operation, error)),
-        };
-        let this = &mut self.places[place];
-        let head = Head { op, slot, generation: this.generation, lease, table: self.tables.target(place) };
-        let table = Target { capacity: u64::from(self.welcome.table), ..head.table };
-        let frame = Frame { head: Head { table, ..head }, body: &self.body };
-        // SAFETY: the place is free: nothing of it is being sent, and nobody has a key.
-        let room = unsafe { self.frames.bytes_mut(place) };
-        let len = match frame.encode(room) {
-            Ok(len) => len,
-            Err(error) => {
-                // The window may be bound already, and is not to stay so: all ends.
-                this.operation = Some(operation);
-                self.fail(format!("a frame that cannot be written: {error}"));
-                return Ok(());
+        }
+        self.places[place].operation = Some(operation);
+        if let Err(why) = self.send(place) {
+            // The window may be bound already, and is not to stay so: all ends.
+            self.fail(why);
+        }
+        Ok(())
+    }
+
+    /// Writes the body of the operation's next frame.
+    fn encode(&mut self, operation: &mut Operation) -> Result<(), LinkError> {
+        self.body.clear();
+        let Asked::Fetch { version, ordinals, fields, .. } = &operation.asked else {
+            if let Asked::Echo { nonce } = operation.asked {
+                self.body.extend_from_slice(&nonce.to_le_bytes());
+                operation.count = 1;
             }
+            return Ok(());
         };
-        this.operation = Some(operation);
+        let rest = &ordinals[operation.answered..];
+        // Before the first frame nothing is lent yet, and all of it will be.
+        let capacity = if operation.answered == 0 { operation.lease.len() as u64 } else { operation.rest().capacity };
+        let (entries, bytes) = (table::entries_in(self.welcome.table as usize), self.welcome.frame as usize);
+        let mut samples = rest.len().min(entries / fields.len().max(1)).max(1);
+        loop {
+            self.body.clear();
+            let (ordinals, remaining) = (&rest[..samples], operation.deadline);
+            let request = FetchRequest { version: *version, capacity, remaining, fields, ordinals };
+            request.encode(&mut self.body).map_err(|error| LinkError::Protocol(error.to_string()))?;
+            operation.count = samples * fields.len();
+            let fits = HEAD + self.body.len() <= bytes && operation.count <= entries;
+            match samples {
+                _ if fits => return Ok(()),
+                1 => {
+                    let detail = format!("{} fields are more than fit in one frame by RDMA", fields.len());
+                    return Err(LinkError::Refused { status: 413, detail });
+                }
+                _ => samples /= 2,
+            }
+        }
+    }
+
+    /// Sends the frame whose body was written.
+    fn send(&mut self, place: usize) -> Result<(), String> {
+        let Place { generation, operation: Some(operation), .. } = &mut self.places[place] else { return Ok(()) };
+        let (op, slot) = match operation.asked {
+            Asked::Fetch { .. } => (Op::Fetch, place as u16),
+            Asked::Echo { .. } => (Op::Echo, CONTROL_SLOT),
+        };
+        let table = Target { capacity: self.welcome.table.into(), ..self.tables.target(place) };
+        let head = Head { op, slot, generation: *generation, lease: operation.rest(), table };
+        operation.sent = false;
+        // SAFETY: nothing of the place is being sent, and nobody has a key.
+        let room = unsafe { self.frames.bytes_mut(place) };
+        let len = Frame { head, body: &self.body }.encode(room).map_err(|error| error.to_string())?;
         let piece = self.frames.piece(place, len);
         // SAFETY: the frame stays as it is until it is sent; the lease is the operation's, which nobody gets before the window is
         // shut or the queue is closed.
         let added = unsafe { self.queue.add(number(purpose::FRAME, place), Work::Send(piece), true) };
-        debug_assert!(added.is_ok(), "there is room for all that places can ask");
+        added.map_err(|_| "the queue takes no more".to_owned())?;
         self.credits -= 1;
         self.times.sent = Instant::now();
         Ok(())
@@ -180,7 +218,10 @@ impl RdmaLink {
                 let place = (id & 0xffff_ffff) as usize;
                 let operation = self.places[place].operation.as_mut();
                 match (id >> 32, operation) {
-                    (purpose::FRAME, Some(operation)) => operation.sent = true,
+                    (purpose::FRAME, Some(operation)) => {
+                        operation.sent = true;
+                        self.go_on(place)?;
+                    }
                     (purpose::SHUT, Some(operation)) => {
                         operation.shut = true;
                         if let Some(window) = &mut self.places[place].window {
@@ -245,29 +286,65 @@ impl RdmaLink {
     fn answer(&mut self, place: usize, imm: Imm, len: usize) -> Result<(), String> {
         let this = &mut self.places[place];
         let generation = this.generation;
-        let open = this.operation.as_mut().filter(|operation| operation.result.is_none());
+        let open = this.operation.as_mut().filter(|operation| operation.result.is_none() && !operation.more);
         let operation = open.filter(|_| imm.generation == generation as u8);
         let operation = operation.ok_or_else(|| format!("slot {} is answered, which asks nothing", imm.slot))?;
         // Once: the server could write to it at any time.
         self.tables.copy(place, len.min(self.welcome.table as usize), &mut self.scratch);
-        let (entries, capacity) = (operation.count, operation.lease.len() as u64);
+        let (entries, capacity) = (operation.count, operation.rest().capacity);
         let expected = Expected { head: table::Head { slot: imm.slot, generation }, entries, capacity };
-        operation.entries.clear();
+        let from = operation.entries.len();
         let answer =
             table::decode(&self.scratch, &expected, &mut operation.entries).map_err(|error| error.to_string())?;
-        operation.result = Some(match answer {
+        self.times.progress = Instant::now();
+        match answer {
             Answer::Entries => {
-                let placed = operation.entries.iter().filter(|entry| entry.status == Status::Ok);
+                let placed = operation.entries[from..].iter().filter(|entry| entry.status == Status::Ok);
                 self.bytes += placed.map(|entry| entry.len).sum::<u64>();
-                Ok(())
+                if operation.take(from) {
+                    operation.more = true;
+                    return self.go_on(place);
+                }
+                self.end(place, Ok(()))
             }
             Answer::Problem { status, retry_after, document } => {
                 let retry_after = retry_after.map(|seconds| seconds.to_string());
                 let error = problem::link_error(status, retry_after.as_deref(), document);
-                Err(operation.given_up.clone().unwrap_or(error))
+                let given_up = operation.given_up.clone();
+                self.end(place, Err(given_up.unwrap_or(error)))
             }
-        });
-        self.times.progress = Instant::now();
+        }
+    }
+
+    /// Asks for the rest of what a place has asked for in part, once the frame before is sent and there is a credit.
+    fn go_on(&mut self, place: usize) -> Result<(), String> {
+        let this = &mut self.places[place];
+        let Some(mut operation) = this.operation.take_if(|operation| operation.more && operation.sent) else {
+            return Ok(());
+        };
+        let stop = match operation.given_up.clone() {
+            Some(why) => Some(why),
+            None if self.credits == 0 => {
+                this.operation = Some(operation);
+                return Ok(());
+            }
+            None => self.encode(&mut operation).err(),
+        };
+        operation.more = false;
+        let this = &mut self.places[place];
+        this.generation = this.generation.wrapping_add(1);
+        this.operation = Some(operation);
+        match stop {
+            Some(why) => self.end(place, Err(why)),
+            None => self.send(place),
+        }
+    }
+
+    /// What a place has asked is answered: shuts the lease to the server.
+    fn end(&mut self, place: usize, result: Result<(), LinkError>) -> Result<(), String> {
+        let this = &mut self.places[place];
+        let Some(operation) = &mut this.operation else { return Ok(()) };
+        operation.result = Some(result);
         match &this.window {
             Some(window) if window.is_bound() => {
                 let work = Work::Invalidate { key: window.key() };
@@ -345,7 +422,9 @@ impl RdmaLink {
                 }
                 Some(at) => due = due.min(last.max(at) + GIVEN_UP),
             }
-            if operation.given_up.is_some() && !operation.told && self.credits > 0 {
+            if operation.more {
+                self.go_on(place)?;
+            } else if operation.given_up.is_some() && !operation.told && self.credits > 0 {
                 operation.told = true;
                 this.cancelling = true;
                 let generation = this.generation;
@@ -430,112 +509,13 @@ impl RdmaLink {
         self.ready.push_back(operation.complete());
     }
 
-    /// Why this fetch cannot be asked for here, if so. Otherwise its body is ready.
-    fn prepare(&mut self, fetch: &Fetch) -> Option<LinkError> {
+    /// Why this fetch cannot be asked for here, if so.
+    fn forbids(&mut self, fetch: &Fetch) -> Option<LinkError> {
         let dataset = self.dataset.get_or_insert_with(|| fetch.dataset.clone());
-        if *dataset != fetch.dataset {
+        (*dataset != fetch.dataset).then(|| {
             let detail = format!("this connection may read {dataset}, and not {}", fetch.dataset);
-            return Some(LinkError::Refused { status: 404, detail });
-        }
-        self.body.clear();
-        let Fetch { version, ordinals, fields, lease, deadline, .. } = fetch;
-        let (version, capacity) = (*version, lease.len() as u64);
-        let request = FetchRequest { version, capacity, remaining: *deadline, fields, ordinals };
-        if let Err(error) = request.encode(&mut self.body) {
-            return Some(LinkError::Protocol(error.to_string()));
-        }
-        let entries = ordinals.len() * fields.len();
-        let room = table::entries_in(self.welcome.table as usize);
-        let (bytes, most) = (HEAD + self.body.len(), self.welcome.frame as usize);
-        (entries > room || bytes > most).then(|| {
-            let detail =
-                format!("{entries} entries of {room}, or {bytes} bytes of {most}: more than fit in one frame by RDMA");
-            LinkError::Refused { status: 413, detail }
+            LinkError::Refused { status: 404, detail }
         })
-    }
-}
-
-impl Link for RdmaLink {
-    fn submit(&mut self, fetch: Fetch) -> Result<(), Fetch> {
-        let full = self.credits <= RESERVED || self.free.is_empty();
-        if self.dead.is_some() || full || self.by_tag.contains_key(&fetch.tag) {
-            return Err(fetch);
-        }
-        let refused = self.prepare(&fetch);
-        let operation = Operation::of(fetch);
-        if let Some(error) = refused {
-            self.refuse(operation, error);
-            return Ok(());
-        }
-        let Some(place) = self.free.pop() else { return Ok(()) };
-        self.places[place].resting = false;
-        let tag = operation.asked.tag();
-        match self.ask(place, operation, Op::Fetch, place as u16) {
-            Ok(()) => _ = self.by_tag.insert(tag, place),
-            Err((operation, error)) => {
-                self.refuse(operation, error);
-                self.settle(place);
-            }
-        }
-        Ok(())
-    }
-
-    fn flush(&mut self) {
-        if self.dead.is_none()
-            && let Err(error) = self.queue.post()
-        {
-            self.fail(error.to_string());
-        }
-    }
-
-    fn cancel(&mut self, tag: Tag) {
-        let Some(&place) = self.by_tag.get(&tag) else { return };
-        if let Some(operation) = &mut self.places[place].operation {
-            operation.give_up(LinkError::Cancelled, Instant::now());
-        }
-        match self.tend() {
-            Ok(_) => self.flush(),
-            Err(why) => self.fail(why),
-        }
-    }
-
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Completion> {
-        loop {
-            if let Some(completion) = self.ready.pop_front() {
-                return Poll::Ready(completion);
-            }
-            if self.dead.is_some() {
-                return Poll::Pending;
-            }
-            match self.drive(cx) {
-                Ok(true) => {}
-                Ok(false) if self.ready.is_empty() => return Poll::Pending,
-                Ok(false) => {}
-                Err(why) => self.fail(why),
-            }
-        }
-    }
-
-    fn is_alive(&self) -> bool {
-        self.dead.is_none()
-    }
-
-    fn stats(&self) -> LinkStats {
-        let open = self.places.iter().filter(|place| place.operation.is_some()).count();
-        LinkStats { rtt: self.rtt, in_flight: open + self.ready.len(), bytes: self.bytes }
-    }
-}
-
-impl Drop for RdmaLink {
-    fn drop(&mut self) {
-        // Leases go back to the pool only after this.
-        self.fail("the link was dropped".to_owned());
-    }
-}
-
-impl fmt::Debug for RdmaLink {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RdmaLink").field("welcome", &self.welcome).field("stats", &self.stats()).finish()
     }
 }
 

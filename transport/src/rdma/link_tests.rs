@@ -343,7 +343,7 @@ impl Bench {
 
 #[test]
 fn samples_of_a_byte_and_of_megabytes_arrive() {
-    for (min, max, samples, group) in [(1, 100, 10_000, 2000), (5 << 20, 6 << 20, 8, 2)] {
+    for (min, max, samples, group) in [(1, 100, 12_000, 4000), (5 << 20, 6 << 20, 8, 2)] {
         run(Content::new(1, samples, min, max), |server, _| async move {
             let mut bench = Bench::new(&server, 64 << 20, true).await;
             let mut at = 0;
@@ -359,6 +359,54 @@ fn samples_of_a_byte_and_of_megabytes_arrive() {
             assert_eq!(bench.account.held(), 0);
         });
     }
+}
+
+#[test]
+fn a_fetch_of_many_frames_is_placed_as_one() {
+    run(Content { absent: 0.2, fields: 3, ..Content::new(1, 1 << 40, 0, 100) }, |server, _| async move {
+        let mut bench = Bench::new(&server, 16 << 20, true).await;
+        // So far apart that each ordinal takes six bytes: a frame has room for some 2700 of them, a table for 909 samples.
+        let mut random = fastrand::Rng::with_seed(5);
+        let ordinals: Vec<u64> = (0..4000).map(|_| random.u64(0..1 << 40)).collect();
+        let mut before = 0;
+        for lease in [0, 1000, 200_000, 4 << 20] {
+            bench.submit(ordinals.clone(), lease);
+            let completion = bench.completion().await;
+            let entries = completion.result.as_ref().expect("an answer");
+            assert_eq!(entries.len(), 12_000);
+            crate::place::check_table(entries, lease as u64).expect("within bounds, and without overlaps");
+            let there = entries.iter().filter(|entry| entry.status != Status::Absent);
+            let placed = there.clone().filter(|entry| entry.status == Status::Ok).count();
+            assert!(there.map(|entry| entry.status == Status::Ok).is_sorted_by(|a, b| a >= b), "a prefix is placed");
+            assert!(placed > before || lease == 0, "{placed} entries in {lease} bytes");
+            before = placed;
+            for (at, entry) in entries.iter().enumerate() {
+                let (ordinal, field) = (ordinals[at / 3], (at % 3) as u16);
+                let len = bench.content.len(ordinal, field);
+                match entry.status {
+                    Status::Absent => assert_eq!(len, None),
+                    Status::NotPlaced => assert_eq!(Some(entry.len), len),
+                    Status::Ok => {
+                        let bytes = &completion.lease[entry.offset as usize..][..entry.len as usize];
+                        assert!(bench.content.check(ordinal, field, bytes), "entry {at}");
+                    }
+                    Status::Failed(failure) => panic!("{failure:?}"),
+                }
+            }
+        }
+        assert!(before > 9000, "{before}");
+        // Cancelled anywhere on its way, it ends.
+        for passes in 0..6 {
+            let tag = bench.submit(ordinals.clone(), 4 << 20);
+            let _ = tokio::time::timeout(Duration::from_millis(passes * 5), poll_fn(|cx| bench.link.poll(cx))).await;
+            bench.link.cancel(tag);
+            if bench.link.stats().in_flight > 0 {
+                let completion = bench.completion().await;
+                assert!(completion.result.is_ok() || completion.result == Err(LinkError::Cancelled));
+            }
+        }
+        assert!(bench.link.is_alive());
+    });
 }
 
 #[test]

@@ -11,7 +11,7 @@ use tokio::time::sleep_until;
 
 use super::super::area::{Area, Pinned};
 use super::super::device;
-use super::super::frame::{CONTROL_SLOT, Op, fill_echo};
+use super::super::frame::fill_echo;
 use super::super::hello::{Hello, HelloError, Reason, Rejection, Ticket, Welcome};
 use super::super::manager::{ConnectError, Id};
 use super::super::memory::{Rights, Window};
@@ -136,11 +136,9 @@ impl RdmaLink {
         let slab = Slab::new(SlabConfig { lock: false, ..SlabConfig::new(bytes) }).map_err(|error| failed(&error))?;
         let lease = slab.try_lease(&Account::new("echo", usize::MAX), bytes).ok_or_else(|| failed(&"no memory"))?;
         let nonce = fastrand::u64(..);
-        self.body.clear();
-        self.body.extend_from_slice(&nonce.to_le_bytes());
         let control = self.places.len() - 1;
-        let operation = Operation::new(Asked::Echo, lease, Vec::new(), 1, Duration::MAX);
-        if let Err((_, why)) = self.ask(control, operation, Op::Echo, CONTROL_SLOT) {
+        let operation = Operation::new(Asked::Echo { nonce }, lease, Vec::new(), Duration::MAX);
+        if let Err((_, why)) = self.ask(control, operation) {
             return Err(Error::Echo { bytes, why });
         }
         self.flush();
