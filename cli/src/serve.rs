@@ -1,5 +1,7 @@
 //! `forebay serve`: from flags to a running server, and to its end.
 
+mod rdma;
+
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -13,7 +15,6 @@ use forebay_client::transport::h3::tls::Identity;
 use forebay_client::transport::pool::{Ledger, Slab, SlabConfig};
 use forebay_server::catalog::{self, Found, Place};
 use forebay_server::publish::{Publish, PublishError, Published, complete, publish};
-use forebay_server::serve::rdma::Rdma;
 use forebay_server::serve::registry::Registry;
 use forebay_server::serve::{Service, ServiceConfig};
 use forebay_server::store::{RemoteConfig, Stores};
@@ -24,6 +25,9 @@ use crate::failure::{self, Failure};
 use crate::output;
 use crate::shards::{self, Watch};
 use crate::units::{count, size};
+
+/// What of the memory is for RDMA besides the pool, if that is allowed: one part of so many.
+const RDMA_SHARE: u64 = 16;
 
 /// Set when the server ends: indexing then ends too.
 static CANCEL: AtomicBool = AtomicBool::new(false);
@@ -62,6 +66,8 @@ async fn serve(args: &Serve, state: &Path, work: Vec<Publish>) -> Result<(), Fai
     ledger.claim("requests to other stores", requests).map_err(Failure::usage)?;
     let mut config = ServerConfig::new(args.listen, identity, capacity);
     config.transport.max_mtu = args.max_mtu;
+    let rdma_budget = if args.rdma.is_empty() { 0 } else { args.memory / RDMA_SHARE };
+    ledger.claim("RDMA frames and tables", rdma_budget).map_err(Failure::usage)?;
     let server = Server::bind(config.within(ledger.remaining())).map_err(Failure::other)?;
     for claim in server.claims() {
         ledger.claim(claim.name, claim.bytes).map_err(Failure::usage)?;
@@ -75,7 +81,8 @@ async fn serve(args: &Serve, state: &Path, work: Vec<Publish>) -> Result<(), Fai
         output::text(&format!("certificate {fingerprint}\n"))?;
     }
     let service = Service::new(registry.clone(), slab.clone(), ServiceConfig::default());
-    let service = Arc::new(service.with_rdma(rdma(&args.rdma)));
+    let (rdma, listener) = rdma::listen(&args.rdma, server.local_addr(), rdma_budget, &slab);
+    let service = Arc::new(service.with_rdma(rdma));
     let hopeless = Arc::new(tokio::sync::Notify::new());
     let indexer = index(work, stores, registry, hopeless.clone())?;
     let failed = Arc::new(AtomicBool::new(false));
@@ -86,7 +93,11 @@ async fn serve(args: &Serve, state: &Path, work: Vec<Publish>) -> Result<(), Fai
             () = hopeless.notified() => noticed.store(true, Ordering::Relaxed),
         }
     };
+    let listener = listener.map(|listener| listener.start(service.clone()));
     server.serve(service.clone(), shutdown, args.grace).await;
+    if let Some(listener) = listener {
+        listener.end().await;
+    }
     CANCEL.store(true, Ordering::Relaxed);
     // It looks at the flag every few megabytes.
     let _ = tokio::task::spawn_blocking(move || indexer.join()).await;
@@ -96,16 +107,6 @@ async fn serve(args: &Serve, state: &Path, work: Vec<Publish>) -> Result<(), Fai
         return Err(Failure::new(code, "there is no dataset that can be served"));
     }
     Ok(())
-}
-
-/// What may be read by RDMA, and where.
-fn rdma(allowed: &[String]) -> Rdma {
-    if allowed.is_empty() {
-        return Rdma::denied();
-    }
-    let why = "this build has no listener for it";
-    output::note(format!("--rdma: {why}, so that everything goes over HTTP/3"));
-    Rdma::new(allowed.iter().cloned(), Arc::default(), Arc::new(move || Err(why.to_owned())))
 }
 
 /// How many datasets are in stores elsewhere.

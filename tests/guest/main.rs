@@ -6,3 +6,4 @@ mod alone;
 mod doctor;
 mod harness;
 mod pair;
+mod rdma;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use forebay_system::guest::pair;
+use forebay_system::guest::{alone, pair};
 use forebay_system::program::{Finished, run};
 use forebay_system::scratch::Scratch;
 use forebay_system::tars::{Shards, Sizes};
@@ -11,13 +11,13 @@ use forebay_system::world::shards;
 use serde_json::Value;
 
 /// Shards that both guests see where this machine has them, and what reading them in shuffled order yields.
-struct World {
+pub(super) struct World {
     scratch: Scratch,
     pattern: String,
 }
 
 impl World {
-    fn new(name: &str, samples: usize, sizes: Sizes) -> World {
+    pub(super) fn new(name: &str, samples: usize, sizes: Sizes) -> World {
         let scratch = Scratch::new(name);
         let (_, pattern) = shards(&scratch.join("data"), &Shards { shards: 4, samples, sizes, seed: 5 });
         std::fs::create_dir(scratch.join("share")).expect("a folder to share");
@@ -25,7 +25,7 @@ impl World {
     }
 
     /// The summary of `forebay read … FLAGS --seed 7 --shuffle full --digest`, without a server or a network.
-    fn expected(&self, flags: &[&str]) -> Value {
+    pub(super) fn expected(&self, flags: &[&str]) -> Value {
         let data = self.scratch.join("data");
         let cache = self.scratch.join("index.fbi");
         let made = run(["index".as_ref(), data.as_os_str(), "--output".as_ref(), cache.as_os_str()]);
@@ -39,21 +39,32 @@ impl World {
 
     /// Runs a script in each guest. In both, `read_set NAME FLAGS…` reads as [`World::expected`] does, from the server of
     /// the other, into /run/guest/NAME.
-    fn run(&self, limit: u64, a: &str, b: &str) -> Option<Finished> {
-        let begin = "set -e; read_set() { local to=/run/guest/$1; shift; \"$FOREBAY_PROGRAM\" read $URL/set --shuffle full \
-                     --seed 7 --digest --json \"$@\" >$to; }; ";
-        let a = format!("{begin}SHARDS='{}'; {a}", self.pattern);
-        let finished = pair(Duration::from_secs(limit), &self.share(), &a, &format!("{begin}{b}"))?;
+    pub(super) fn run(&self, limit: u64, a: &str, b: &str) -> Option<Finished> {
+        let (a, b) = (self.script(a), self.script(b));
+        let finished = pair(Duration::from_secs(limit), &self.share(), &a, &b)?;
         assert_eq!(finished.code, Some(0), "{}\n{}", finished.text(), finished.stderr);
         Some(finished)
     }
 
-    fn share(&self) -> std::path::PathBuf {
+    /// The same of a script in a guest by itself.
+    pub(super) fn run_alone(&self, limit: u64, script: &str) -> Option<Finished> {
+        let finished = alone(Duration::from_secs(limit), &self.share(), &self.script(script))?;
+        assert_eq!(finished.code, Some(0), "{}\n{}", finished.text(), finished.stderr);
+        Some(finished)
+    }
+
+    fn script(&self, script: &str) -> String {
+        let begin = "set -e; read_set() { local to=/run/guest/$1; shift; \"$FOREBAY_PROGRAM\" read $URL/set --shuffle full \
+                     --seed 7 --digest --json \"$@\" >$to; }; ";
+        format!("{begin}SHARDS='{}'; {script}", self.pattern)
+    }
+
+    pub(super) fn share(&self) -> std::path::PathBuf {
         self.scratch.join("share")
     }
 
     /// What a `read_set NAME` said in the end.
-    fn summary(&self, name: &str) -> Value {
+    pub(super) fn summary(&self, name: &str) -> Value {
         summary(&self.share().join(name))
     }
 }
@@ -64,7 +75,7 @@ fn summary(path: &Path) -> Value {
 }
 
 /// Every sample exactly once, in the same order, with the same bytes.
-fn assert_same(got: &Value, expected: &Value) {
+pub(super) fn assert_same(got: &Value, expected: &Value) {
     for what in ["samples", "bytes", "order_digest", "set_digest"] {
         assert_eq!(got[what], expected[what], "{what}\n got {got}\n expected {expected}");
     }

@@ -5,6 +5,7 @@
 
 mod answer;
 mod connection;
+mod endpoints;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -17,8 +18,9 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use self::connection::Connection;
+pub use self::endpoints::endpoints;
 use super::area::Pinned;
-use super::device::Error;
+use super::device::{Error, devices};
 use super::frame::{MAX_FRAME, MIN_FRAME};
 use super::hello::{HEARTBEAT, Hello, MAX_CREDITS, Reason, Rejection, Welcome};
 use super::manager::Id;
@@ -60,6 +62,24 @@ impl Config {
             heartbeat: Duration::from_secs(1),
             max_connections: 64,
         }
+    }
+
+    /// This, with as many connections (no more than it has, and one at least) as fit in `budget` bytes.
+    pub fn within(mut self, budget: u64) -> Config {
+        let fit = budget / self.in_range().each();
+        self.max_connections = usize::try_from(fit).unwrap_or(usize::MAX).clamp(1, self.max_connections.max(1));
+        self
+    }
+
+    /// What a server may hold in memory besides the pool, at worst.
+    pub fn claims(&self) -> Vec<Claim> {
+        let bytes = self.max_connections as u64 * self.in_range().each();
+        vec![Claim { name: "RDMA frames and tables", bytes }]
+    }
+
+    /// Bytes that each connection holds.
+    fn each(&self) -> u64 {
+        u64::from(self.credits) * (self.frame + self.table) as u64
     }
 
     /// With every figure where the protocol wants it.
@@ -135,17 +155,11 @@ impl Server {
         self.shared.counters.clone()
     }
 
-    /// What it may hold in memory besides the pool, at worst.
-    pub fn claims(&self) -> Vec<Claim> {
-        let Config { credits, frame, table, max_connections, .. } = self.shared.config;
-        let each = u64::from(credits) * (frame + table) as u64;
-        vec![Claim { name: "RDMA frames and tables", bytes: max_connections as u64 * each }]
-    }
-
     /// Serves until `shutdown` is ready; then all connections end, and clients ask elsewhere for what they had asked for.
     pub async fn serve(self, handler: Arc<dyn Handler>, shutdown: impl Future<Output = ()>) {
         let Server { listener, shared } = self;
         let mut connections = JoinSet::new();
+        connections.spawn(shared.clone().warm());
         let mut shutdown = std::pin::pin!(shutdown);
         loop {
             tokio::select! {
@@ -169,6 +183,16 @@ impl Server {
 }
 
 impl Shared {
+    /// Registers the pool with the devices that there are, so that the first client does not wait for it.
+    async fn warm(self: Arc<Self>) {
+        let found = tokio::task::spawn_blocking(devices).await;
+        for device in found.ok().and_then(Result::ok).unwrap_or_default() {
+            if let Err(error) = self.pinned.with(device.name).await {
+                tracing::warn!(%error, "RDMA: a device cannot be used");
+            }
+        }
+    }
+
     /// Lets a client in, or sends it away.
     fn admit(&self, id: Id, said: &[u8]) -> Option<(Id, Welcome, Grant, OwnedSemaphorePermit)> {
         match self.check(said) {
