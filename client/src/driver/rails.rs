@@ -283,10 +283,12 @@ impl Side {
             Some(Change::Left) => news.push_back(News { dataset: dataset.clone(), used: false }),
         }
         let in_use = self.in_use(beside, first);
-        if self.rail.is_settled() || change == Some(Change::Left) {
-            self.say(dataset, change, &in_use);
+        if change == Some(Change::Left) && !first.is_up() {
+            // That the path was lost says it all; what comes after that is new again.
+            self.said.clear();
         }
         if self.rail.is_settled() {
+            self.say(dataset, change, &in_use);
             for (reply, _) in self.asked.drain(..) {
                 let _ = reply.send(in_use.clone());
             }
