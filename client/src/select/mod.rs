@@ -96,6 +96,8 @@ pub struct Select {
     backoff: Backoff,
     state: State,
     number: u64,
+    /// When the last try began.
+    tried: Option<Duration>,
     /// Failures in a row.
     failures: u32,
     /// What came of the last try that failed.
@@ -113,6 +115,7 @@ impl Select {
             backoff,
             state: State::Idle { until: None },
             number: 0,
+            tried: None,
             failures: 0,
             last: None,
         }
@@ -155,13 +158,16 @@ impl Select {
 
     pub fn step(&mut self, now: Duration, event: Event, out: &mut Vec<Command>) {
         match event {
-            Event::Up => match self.state {
-                State::Idle { until: Some(until) } if until > now => {
-                    self.state = State::Paused { until, refused: false }
+            Event::Up => {
+                if let State::Idle { until } = self.state {
+                    // Nor more often than that when it is the first path that comes and goes.
+                    let soonest = self.tried.map(|tried| tried.saturating_add(self.config.base / 2));
+                    match until.max(soonest).filter(|&until| until > now) {
+                        Some(until) => self.state = State::Paused { until, refused: false },
+                        None => self.probe(now, out),
+                    }
                 }
-                State::Idle { .. } => self.probe(now, out),
-                _ => {}
-            },
+            }
             Event::Down => {
                 // What did not fail by itself may be tried at once in the next session, as may what this one did not allow.
                 self.leave(now, out);
@@ -217,6 +223,7 @@ impl Select {
 
     fn probe(&mut self, now: Duration, out: &mut Vec<Command>) {
         self.number += 1;
+        self.tried = Some(now);
         self.state = State::Probing { since: now };
         out.push(Command::Probe(Try(self.number)));
     }
@@ -359,9 +366,14 @@ mod tests {
         world.step(Event::Proved(Try(1)));
         assert_eq!((world.step(Event::Down), world.select.wake()), (vec![Command::Leave(Try(1))], None));
         assert_eq!(world.step(Event::Failed(Try(1), "closed".into())), []);
+        world.now += seconds(1) / 2;
         assert_eq!(world.step(Event::Up), [Command::Probe(Try(2))], "at once");
         assert_eq!(world.step(Event::Down), [Command::Leave(Try(2))]);
         assert_eq!(world.step(Event::Down), []);
+        // The path flaps: the rail is not tried with each of its connections.
+        assert_eq!((world.step(Event::Up), world.step(Event::Down)), (vec![], vec![]));
+        assert_eq!(world.step(Event::Up), []);
+        assert_eq!(world.wake(), (seconds(1) / 2, vec![Command::Probe(Try(3))]));
     }
 
     #[test]
@@ -377,6 +389,7 @@ mod tests {
         assert!(pause >= seconds(1) / 2 && commands == [Command::Probe(Try(2))], "{pause:?}, {commands:?}");
         assert_eq!(world.step(Event::Refused(Try(2), "not allowed".into())), [Command::Leave(Try(2))]);
         world.step(Event::Down);
+        world.now += seconds(1);
         assert_eq!(world.step(Event::Up), [Command::Probe(Try(3))], "another session, perhaps of a server set up anew");
         // Nor one that is over when the next session begins.
         world.step(Event::Failed(Try(3), "no answer".into()));

@@ -143,6 +143,7 @@ impl Beside {
             Some(Change::Probe(of)) => {
                 assert!(self.dialling.is_none() && !self.rail.is_used(), "one try at a time");
                 assert!(now >= self.not_before.max(self.refused_until), "tried again without a pause");
+                self.not_before = now + SelectConfig::default().base / 2;
                 self.dials += 1;
                 let takes = self.about(self.case.takes);
                 self.dialling = Some((of, now + takes, self.fate(takes)));
