@@ -9,6 +9,7 @@ use forebay_transport::Version;
 use forebay_transport::dial::{Dialer, Document, RailDialer};
 use forebay_transport::h3::client::{ConnectConfig, Connector};
 use forebay_transport::h3::endpoint::TransportConfig;
+use forebay_transport::link::LinkStats;
 use forebay_transport::pool::{Account, Ledger, Slab, SlabConfig, Usage};
 use forebay_transport::wire::describe::{DatasetList, Description, Problem, SampleDescription, WireRange};
 use tokio::sync::{mpsc, oneshot};
@@ -279,6 +280,17 @@ impl Dataset {
     /// to. That takes a second at most, or half a minute where there is no connection.
     pub async fn settled(&self) -> Result<InUse, Error> {
         self.ask_in_use(true).await
+    }
+
+    /// What is known about the way that samples come by: also what has arrived of groups that are not whole yet, for all loaders of
+    /// the client together. `None` while there is no way.
+    ///
+    /// # Errors
+    /// When the client is closed.
+    pub async fn link_stats(&self) -> Result<Option<LinkStats>, Error> {
+        let (reply, stats) = oneshot::channel();
+        self.client.send(Command::Way { dataset: self.description.name.as_str().into(), reply })?;
+        stats.await.map_err(|_| self.client.gone())
     }
 
     async fn ask_in_use(&self, settled: bool) -> Result<InUse, Error> {

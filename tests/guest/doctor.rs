@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use forebay_system::guest::alone;
 use forebay_system::scratch::Scratch;
+use forebay_system::tars::{Shards, Sizes};
+use forebay_system::world::shards;
 use serde_json::Value;
 
 /// Each report is a file of the share.
@@ -22,6 +24,35 @@ mv /dev/hidden /dev/infiniband
 ip link set dev $GUEST_DEVICE down
 look down
 ";
+
+/// A server and the way to it, over every fabric of the machine.
+const FABRICS: &str = "
+\"$FOREBAY_PROGRAM\" serve set=/run/guest/data/*.tar --rdma set --listen $GUEST_ADDRESS:4433 --open --state-dir /tmp/state >/tmp/serve &
+for _ in $(seq 100); do grep -q '^ready: set' /tmp/serve && break; sleep 0.2; done
+trust=$(grep -o 'SHA256:[0-9a-f]*' /tmp/serve | head -1)
+\"$FOREBAY_PROGRAM\" doctor https://$GUEST_ADDRESS:4433/set --trust $trust --memory 64MiB --json >/run/guest/report
+code=$?
+kill %1
+exit $code
+";
+
+#[test]
+fn each_fabric_of_a_machine_is_measured() {
+    let share = Scratch::new("guest-fabrics");
+    shards(&share.join("data"), &Shards { shards: 1, samples: 50, sizes: Sizes::Fixed(50_000), seed: 5 });
+    let Some(finished) = alone(Duration::from_secs(90), share.path(), FABRICS) else { return };
+    let report = std::fs::read_to_string(share.join("report")).unwrap_or_default();
+    assert_eq!(finished.code, Some(0), "{report}\n{}\n{}", finished.text(), finished.stderr);
+    let report: Value = serde_json::from_str(&report).unwrap_or_else(|error| panic!("{error}: {report}"));
+    let [h3, rdma] = report["speeds"].as_array().unwrap().as_slice() else { panic!("{report}") };
+    assert!(h3["fabric"] == "h3" && h3["megabytes_per_second"].as_f64().unwrap() > 0.1, "{report}");
+    // As fast as it is, or why not: no silence.
+    assert_eq!(rdma["fabric"], "rdma");
+    assert!(rdma["megabytes_per_second"].is_f64() != rdma["error"].is_string(), "{report}");
+    let findings = report["findings"].as_array().unwrap();
+    let way = findings.iter().find(|finding| finding["check"] == "RDMA path MTU").unwrap();
+    assert_eq!(way["level"], "ok", "{way}");
+}
 
 #[test]
 fn an_rdma_device_is_looked_at() {

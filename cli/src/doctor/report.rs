@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::facts::Facts;
 use super::finding::{Finding, Level};
-use super::speed::{Rate, Speed};
+use super::speed::{Rate, Speed, Trouble};
 
 /// One line each; what mends it stands beneath.
 pub fn text(findings: &[Finding]) -> String {
@@ -45,6 +45,7 @@ pub fn json(facts: &Facts, findings: &[Finding]) -> Value {
             "megabytes_per_second": rate.map(|rate| rate.bytes_per_second() / 1e6),
             "samples_per_second": rate.map(Rate::samples_per_second),
             "seconds": rate.map(|rate| rate.elapsed.as_secs_f64()),
+            "error": speed.rate.as_ref().err().map(Trouble::why),
         })
     };
     let speeds: Vec<Value> = facts.speeds.iter().map(speed).collect();

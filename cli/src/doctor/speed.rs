@@ -10,8 +10,10 @@ use tokio::time::timeout;
 const TIME: Duration = Duration::from_secs(2);
 /// How long the first samples may take.
 const FIRST: Duration = Duration::from_secs(10);
-/// About the bytes of a batch, of which only whole ones are counted: so few that many come in the time on slow paths too.
-const BATCH: u64 = 512 << 10;
+/// How often it is looked at what has arrived.
+const TICK: Duration = Duration::from_millis(20);
+/// About the bytes of a batch.
+const BATCH: u64 = 1 << 20;
 
 /// One measurement.
 #[derive(Clone, Debug)]
@@ -27,6 +29,14 @@ pub enum Trouble {
     /// The fabric cannot be taken.
     Fabric(String),
     Other(String),
+}
+
+impl Trouble {
+    pub fn why(&self) -> &str {
+        match self {
+            Trouble::Fabric(why) | Trouble::Other(why) => why,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +81,8 @@ pub async fn of_server(url: &ServerUrl, dataset: &str, trust: &Trust, memory: u6
     Speed { fabric: name, dataset: dataset.to_owned(), rate: reading.await }
 }
 
-/// Of a dataset that is open, from its first batch on. Must be called within a tokio runtime.
+/// Of a dataset that is open, from its first byte on. What arrives is counted, not what is delivered: on a slow path a pool full of
+/// groups is under way at once, and the first of them is whole when most of all are. Must be called within a tokio runtime.
 pub async fn of(dataset: &Dataset) -> Result<Rate, Trouble> {
     let description = dataset.description();
     if description.samples == 0 {
@@ -81,25 +92,30 @@ pub async fn of(dataset: &Dataset) -> Result<Rate, Trouble> {
     let batch_size = (BATCH / mean).clamp(1, 256) as u32;
     let options = LoaderOptions { batch_size, epochs: None, ..LoaderOptions::default() };
     let mut loader = dataset.loader(options).await?;
-    let late = |after: Duration| Trouble::Other(format!("nothing arrived for {after:?}"));
-    match timeout(FIRST, loader.next()).await {
-        Err(_) => return Err(late(FIRST)),
-        Ok(batch) => drop(batch.transpose()?),
-    }
-    let started = Instant::now();
-    let mut rate = Rate { samples: 0, bytes: 0, elapsed: Duration::ZERO };
-    while let Some(left) = TIME.checked_sub(started.elapsed()) {
-        match timeout(left, loader.next()).await {
-            Ok(Some(batch)) => {
-                let batch = batch?;
-                rate.samples += batch.len() as u64;
-                rate.bytes += batch.bytes();
+    let asked = Instant::now();
+    let mut first: Option<(Instant, u64)> = None;
+    loop {
+        let bytes = dataset.link_stats().await?.map_or(0, |stats| stats.bytes);
+        let now = Instant::now();
+        match first {
+            Some((since, before)) if now - since >= TIME => {
+                let (bytes, elapsed) = (bytes.saturating_sub(before), now - since);
+                return Ok(Rate { samples: bytes / mean, bytes, elapsed });
             }
-            Ok(None) | Err(_) => break,
+            None if bytes > 0 => first = Some((now, bytes)),
+            None if now - asked >= FIRST => return Err(Trouble::Other(format!("nothing arrived for {FIRST:?}"))),
+            _ => {}
+        }
+        // Delivered, it is given back at once: the pool is never what is waited for.
+        let tick = now + TICK;
+        while let Some(left) = tick.checked_duration_since(Instant::now()) {
+            match timeout(left, loader.next()).await {
+                Ok(Some(batch)) => drop(batch?),
+                Ok(None) => return Err(Trouble::Other("no more is delivered".to_owned())),
+                Err(_) => break,
+            }
         }
     }
-    rate.elapsed = started.elapsed();
-    Ok(rate)
 }
 
 #[cfg(test)]

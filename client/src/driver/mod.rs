@@ -20,6 +20,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use forebay_transport::dial::{AskError, DialError, Dialer, Document};
+use forebay_transport::link::LinkStats;
 use forebay_transport::pool::Slab;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, Sleep};
@@ -63,6 +64,11 @@ pub(crate) enum Command {
     },
     /// Whether there is a path now, and its round trip.
     Rtt(oneshot::Sender<Option<Duration>>),
+    /// What is known about the way of a dataset's samples, if there is one now.
+    Way {
+        dataset: Arc<str>,
+        reply: oneshot::Sender<Option<LinkStats>>,
+    },
     /// The thread ends, whoever still has a handle. The sender is dropped once the server was told.
     End(oneshot::Sender<()>),
 }
@@ -287,6 +293,7 @@ impl Driver {
             Command::Rtt(reply) => {
                 let _ = reply.send(self.path.stats().map(|stats| stats.rtt));
             }
+            Command::Way { dataset, reply } => _ = reply.send(self.path.stats_of(&dataset)),
         }
     }
 

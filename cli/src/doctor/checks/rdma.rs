@@ -63,28 +63,42 @@ pub fn devices(facts: &Facts) -> Option<Finding> {
     })
 }
 
+/// Whether the libraries open every device: then they lie where their loader finds them, wherever that is.
+fn all_open(facts: &Facts) -> bool {
+    match &facts.probes.opened {
+        Some(Ok(opened)) => candidates(facts).all(|device| opened.iter().any(|one| one.name == device.name)),
+        _ => false,
+    }
+}
+
 pub fn libraries(facts: &Facts) -> Option<Finding> {
     const NAME: &str = "RDMA libraries";
     candidates(facts).next()?;
     let rdma = &facts.rdma;
-    let all = [("libibverbs.so.1", &rdma.verbs), ("librdmacm.so.1", &rdma.manager)];
-    let missing: Vec<&str> = all.iter().filter(|(_, found)| found.is_none()).map(|(name, _)| *name).collect();
-    Some(match (missing.is_empty(), &rdma.verbs) {
-        (true, Some(verbs)) => Finding::ok(NAME, verbs.display().to_string()),
-        _ => Finding::wrong(NAME, format!("{} cannot be found", missing.join(" and ")), INSTALL),
-    })
+    let all =
+        [("libibverbs.so.1", rdma.verbs.is_some() || all_open(facts)), ("librdmacm.so.1", rdma.manager.is_some())];
+    let missing: Vec<&str> = all.iter().filter(|(_, there)| !there).map(|(name, _)| *name).collect();
+    if !missing.is_empty() {
+        return Some(Finding::wrong(NAME, format!("{} cannot be found", missing.join(" and ")), INSTALL));
+    }
+    let place =
+        rdma.verbs.as_ref().map_or("where the system's loader finds them".into(), |path| path.display().to_string());
+    Some(Finding::ok(NAME, place))
 }
 
 pub fn providers(facts: &Facts) -> Option<Finding> {
     const NAME: &str = "RDMA providers";
     candidates(facts).next()?;
     let rdma = &facts.rdma;
-    // Told by another check.
-    rdma.verbs.as_ref()?;
     let mut needed: Vec<&str> = candidates(facts).filter_map(|device| device.provider).collect();
     needed.sort_unstable();
     needed.dedup();
-    for &provider in &needed {
+    let works = all_open(facts);
+    if !works {
+        // That it is missing is told by another check.
+        rdma.verbs.as_ref()?;
+    }
+    for &provider in needed.iter().filter(|_| !works) {
         let there: Vec<u32> = rdma.providers.iter().filter(|one| one.name == provider).map(|one| one.version).collect();
         if there.is_empty() {
             let found = format!("the plug-in for {provider} devices is not beside libibverbs");

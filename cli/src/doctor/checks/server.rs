@@ -193,13 +193,13 @@ pub fn speed(facts: &Facts) -> Option<Finding> {
     let mut lines = Vec::new();
     for Speed { fabric, dataset, rate } in &facts.speeds {
         lines.push(match rate {
-            Ok(rate) if rate.samples > 0 => {
+            Ok(rate) if rate.bytes > 0 => {
                 let megabytes = rate.bytes_per_second() / 1e6;
                 format!("{fabric} {megabytes:.1} MB/s ({:.0} samples/s)", rate.samples_per_second())
             }
             Ok(rate) => {
                 worst = Finding::wrong(NAME, "", "the lines above, and --log info");
-                format!("{fabric}: less than half a MiB of {dataset} in {:.0} s", rate.elapsed.as_secs_f64())
+                format!("{fabric}: nothing of {dataset} for {:.0} s, after the first bytes", rate.elapsed.as_secs_f64())
             }
             Err(Trouble::Fabric(why)) => {
                 if worst.mend.is_none() {

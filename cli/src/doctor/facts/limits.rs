@@ -49,8 +49,10 @@ fn kib(meminfo: &str, name: &str) -> Option<u64> {
     figure.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The least that the process's control group and those around it allow (version 2).
+/// The least that the process's control group and those around it allow; of the older kind, what the container's own does.
 fn container(root: &Path) -> Option<u64> {
+    /// What the older kind says when there is no limit, or more.
+    const NONE: u64 = 1 << 62;
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let own = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or("");
     let top = root.join("sys/fs/cgroup");
@@ -59,6 +61,7 @@ fn container(root: &Path) -> Option<u64> {
     own.ancestors()
         .take_while(|folder| folder.starts_with(&top))
         .filter_map(|folder| number(folder.join("memory.max")))
+        .chain(number(top.join("memory/memory.limit_in_bytes")).filter(|limit| *limit < NONE))
         .min()
 }
 
@@ -123,6 +126,11 @@ mod tests {
         assert!(!Limits::gather(&root.0).privileged, "what Docker leaves a container's root");
         root.file("proc/self/cgroup", "0::/../other\n").file("sys/fs/cgroup/memory.max", "77\n");
         assert_eq!(Limits::gather(&root.0).container, Some(77), "inside a container");
+        std::fs::remove_file(root.0.join("sys/fs/cgroup/memory.max")).unwrap();
+        root.file("sys/fs/cgroup/memory/memory.limit_in_bytes", "88\n");
+        assert_eq!(Limits::gather(&root.0).container, Some(88), "of the older kind");
+        root.file("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+        assert_eq!(Limits::gather(&root.0).container, None);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 use super::super::super::facts::rdma::{Node, Provider};
 use super::super::super::facts::tests::healthy;
 use super::super::super::finding::Level;
-use super::super::CHECKS;
 use super::super::tests::{after, says};
+use super::super::{CHECKS, Check};
 use super::*;
 
 fn port(facts: &mut Facts) -> &mut Port {
@@ -24,28 +24,41 @@ fn a_machine_without_devices_is_noted_in_one_line() {
     says(&finding, Level::Note, "only mlx5_0, without reliable connections", "");
 }
 
+/// The same when the devices could not be opened.
+fn after_failing(check: Check, harm: impl FnOnce(&mut Facts)) -> Finding {
+    after(check, |facts| {
+        facts.probes.opened = Some(Err("cannot be loaded".into()));
+        harm(facts);
+    })
+}
+
 #[test]
 fn missing_libraries() {
-    says(&after(libraries, |facts| facts.rdma.verbs = None), Level::Wrong, "libibverbs.so.1 cannot", "libibverbs1");
+    let finding = after_failing(libraries, |facts| facts.rdma.verbs = None);
+    says(&finding, Level::Wrong, "libibverbs.so.1 cannot", "libibverbs1");
+    // What works lies where we did not look.
+    says(&after(libraries, |facts| facts.rdma.verbs = None), Level::Ok, "loader finds them", "");
     says(&after(libraries, |facts| facts.rdma.manager = None), Level::Wrong, "librdmacm.so.1 cannot", "librdmacm1");
 }
 
 #[test]
 fn missing_providers() {
-    let finding = after(providers, |facts| facts.rdma.providers.clear());
+    let finding = after_failing(providers, |facts| facts.rdma.providers.clear());
     says(&finding, Level::Wrong, "for mlx5 devices", "ibverbs-providers");
-    let finding = after(providers, |facts| facts.rdma.takes = Some(50));
+    let finding = after_failing(providers, |facts| facts.rdma.takes = Some(50));
     says(&finding, Level::Wrong, "IBVERBS_PRIVATE_50", "of one release");
     let other = Provider { name: "mlx5".into(), version: 50 };
-    let finding = after(providers, |facts| {
+    let finding = after_failing(providers, |facts| {
         facts.rdma.takes = Some(50);
         facts.rdma.providers.push(other);
     });
     says(&finding, Level::Ok, "mlx5", "");
-    let finding = after(providers, |facts| facts.rdma.configured = vec!["rxe".into()]);
+    let finding = after_failing(providers, |facts| facts.rdma.configured = vec!["rxe".into()]);
     says(&finding, Level::Wrong, "not told of mlx5", "/etc/libibverbs.d/mlx5.driver");
-    let finding = after(providers, |facts| facts.rdma.devices[0].provider = None);
+    let finding = after_failing(providers, |facts| facts.rdma.devices[0].provider = None);
     says(&finding, Level::Note, "not known", "");
+    let finding = after(providers, |facts| facts.rdma.providers.clear());
+    says(&finding, Level::Ok, "mlx5", "");
 }
 
 #[test]

@@ -127,7 +127,7 @@ fn what_could_not_be_measured() {
     let rate = |rate| after(speed, |facts| facts.speeds[0].rate = rate);
     says(&rate(Err(Trouble::Other("damaged".into()))), Level::Wrong, "h3 fails: damaged", "forebay verify");
     let none = Rate { samples: 0, bytes: 0, elapsed: Duration::from_secs(2) };
-    says(&rate(Ok(none)), Level::Wrong, "less than half a MiB of imagenet in 2 s", "--log info");
+    says(&rate(Ok(none)), Level::Wrong, "nothing of imagenet for 2 s", "--log info");
     let finding = after(speed, |facts| {
         let rate = Err(Trouble::Fabric("the server does not allow it".into()));
         facts.speeds.push(Speed { fabric: "rdma", dataset: "imagenet".into(), rate });
