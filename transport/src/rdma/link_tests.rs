@@ -267,7 +267,7 @@ fn an_rdma_link_keeps_the_contract_on_a_path_that_ends_in_silence() {
 }
 
 /// Runs a test's body where there is a device, with a server of this content.
-fn run<F: Future<Output = ()>>(content: Content, body: impl FnOnce(Running, Source) -> F) {
+pub(super) fn run<F: Future<Output = ()>>(content: Content, body: impl FnOnce(Running, Source) -> F) {
     if !is_here() {
         return;
     }
@@ -286,20 +286,29 @@ fn run<F: Future<Output = ()>>(content: Content, body: impl FnOnce(Running, Sour
 }
 
 /// A link, and what is asked over it.
-struct Bench {
-    link: RdmaLink,
+pub(super) struct Bench {
+    pub(super) link: RdmaLink,
     content: Content,
-    pool: Slab,
-    account: Account,
+    pub(super) pool: Slab,
+    pub(super) account: Account,
     next: u64,
 }
 
 impl Bench {
-    async fn new(server: &Running, pool: usize, windows: bool) -> Bench {
+    pub(super) async fn new(server: &Running, pool: usize, windows: bool) -> Bench {
         let pool = slab(pool);
         let link = server.link(&pool, windows).await.expect("a link");
         let account = Account::new("client", usize::MAX);
         Bench { link, content: server.source.content.clone(), pool, account, next: 0 }
+    }
+
+    /// A link to whatever listens there, which is not tried.
+    pub(super) async fn reaching(address: SocketAddr, content: &Content, ticket: Ticket) -> Bench {
+        let pool = slab(1 << 20);
+        let config = Config { windows: true, credits: 8 };
+        let pinned = Arc::new(Pinned::new(&pool, config.rights()));
+        let link = RdmaLink::connect(&config, &pinned, address, ticket, None).await.expect("a link");
+        Bench { link, content: content.clone(), pool, account: Account::new("client", usize::MAX), next: 0 }
     }
 
     fn fetch(&mut self, ordinals: Vec<u64>, lease: usize) -> Fetch {
@@ -316,7 +325,7 @@ impl Bench {
         }
     }
 
-    fn submit(&mut self, ordinals: Vec<u64>, lease: usize) -> Tag {
+    pub(super) fn submit(&mut self, ordinals: Vec<u64>, lease: usize) -> Tag {
         let fetch = self.fetch(ordinals, lease);
         let tag = fetch.tag;
         self.link.submit(fetch).expect("the window has room");
@@ -324,13 +333,13 @@ impl Bench {
         tag
     }
 
-    async fn completion(&mut self) -> Completion {
+    pub(super) async fn completion(&mut self) -> Completion {
         let next = poll_fn(|cx| self.link.poll(cx));
         tokio::time::timeout(Duration::from_secs(20), next).await.expect("it completes")
     }
 
     /// That all entries were placed and are right.
-    fn check(&self, completion: &Completion) {
+    pub(super) fn check(&self, completion: &Completion) {
         let fields = self.content.fields as usize;
         let entries = completion.result.as_ref().expect("an answer");
         for (i, entry) in entries.iter().enumerate() {
@@ -454,7 +463,7 @@ fn a_storm_of_cancellations_leaves_nothing_behind() {
 }
 
 /// Waits until `condition` holds.
-async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+pub(super) async fn until(what: &str, mut condition: impl FnMut() -> bool) {
     for _ in 0..3000 {
         if condition() {
             return;

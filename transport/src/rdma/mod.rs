@@ -47,3 +47,5 @@ mod device_tests;
 mod link_tests;
 #[cfg(all(test, feature = "rdma", target_os = "linux"))]
 mod queue_tests;
+#[cfg(all(test, feature = "rdma", target_os = "linux"))]
+mod rude_tests;

@@ -90,7 +90,20 @@ impl Fault {
     #[cfg(test)]
     pub(super) const NO_RECEIVE: Fault = Fault(ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR);
     /// The peer does not allow access to that memory.
+    #[cfg(test)]
     pub(super) const REMOTE_ACCESS: Fault = Fault(ibv_wc_status::IBV_WC_REM_ACCESS_ERR);
+
+    /// Whether it is because of what the peer sent or asked for, given that the work itself makes sense. What devices say of a
+    /// message that is longer than its receive differs: the second is what soft-RoCE does.
+    pub(super) fn is_the_peers(self) -> bool {
+        [
+            ibv_wc_status::IBV_WC_LOC_LEN_ERR,
+            ibv_wc_status::IBV_WC_LOC_QP_OP_ERR,
+            ibv_wc_status::IBV_WC_REM_INV_REQ_ERR,
+            ibv_wc_status::IBV_WC_REM_ACCESS_ERR,
+        ]
+        .contains(&self.0)
+    }
 }
 
 impl std::fmt::Display for Fault {

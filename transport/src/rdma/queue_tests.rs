@@ -32,17 +32,17 @@ fn run<F: Future<Output = ()>>(body: impl FnOnce() -> F) {
 }
 
 /// One end: a connected queue, and memory.
-struct End {
+pub(super) struct End {
     // In the order in which they must go.
-    queue: Queue,
-    id: Id,
-    lease: Lease,
+    pub(super) queue: Queue,
+    pub(super) id: Id,
+    pub(super) lease: Lease,
     registration: Arc<Registration>,
     slab: Slab,
 }
 
 impl End {
-    fn new(id: Id, rights: Rights, writable: bool) -> End {
+    pub(super) fn new(id: Id, rights: Rights, writable: bool) -> End {
         let domain = Domain::open(&id.device().expect("a device")).expect("a domain");
         let slab = slab(4 << 20);
         let registration = Registration::new(&domain, &slab, rights).expect("memory to register");
@@ -52,27 +52,27 @@ impl End {
         End { queue, id, lease, registration, slab }
     }
 
-    fn piece(&self, from: usize, len: usize) -> Piece {
+    pub(super) fn piece(&self, from: usize, len: usize) -> Piece {
         self.registration.piece(&raw const self.lease[from..from + len]).expect("of the slab")
     }
 
-    fn target(&mut self, from: usize, len: usize) -> Target {
+    pub(super) fn target(&mut self, from: usize, len: usize) -> Target {
         let key = self.registration.remote_key();
         Target { address: self.lease[from..].as_ptr() as u64, key, capacity: len as u64 }
     }
 
-    fn add(&mut self, id: u64, work: Work<'_>, told: bool) -> Result<(), Full> {
+    pub(super) fn add(&mut self, id: u64, work: Work<'_>, told: bool) -> Result<(), Full> {
         // SAFETY: tests look at memory when the work is done.
         unsafe { self.queue.add(id, work, told) }
     }
 
-    fn receive(&mut self, id: u32, piece: Option<Piece>) {
+    pub(super) fn receive(&mut self, id: u32, piece: Option<Piece>) {
         // SAFETY: as above.
         unsafe { self.queue.receive(id, piece) }.expect("a receive that is posted");
     }
 
     /// The next `count` that are done.
-    async fn done(&mut self, count: usize) -> Vec<Done> {
+    pub(super) async fn done(&mut self, count: usize) -> Vec<Done> {
         let mut done = Vec::new();
         while done.len() < count {
             poll_fn(|cx: &mut Context<'_>| self.queue.poll_done(cx, &mut done)).await.expect("completions");
@@ -81,7 +81,7 @@ impl End {
     }
 }
 
-async fn listener() -> (Id, SocketAddr) {
+pub(super) async fn listener() -> (Id, SocketAddr) {
     let id = Id::listen("10.7.0.1:0".parse().expect("an address")).expect("a listener");
     let address = ([10, 7, 0, 1], id.port()).into();
     (id, address)

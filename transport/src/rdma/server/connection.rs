@@ -224,7 +224,7 @@ impl Connection {
                 Ok(())
             }
             Done::Failed { fault: Fault::FLUSHED, .. } => Err(End::Over),
-            Done::Failed { fault: fault @ Fault::REMOTE_ACCESS, .. } => Err(End::Misbehaved(fault.to_string())),
+            Done::Failed { fault, .. } if fault.is_the_peers() => Err(End::Misbehaved(fault.to_string())),
             Done::Failed { fault, .. } => Err(End::Lost(fault.to_string())),
         }
     }
