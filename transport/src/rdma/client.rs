@@ -53,7 +53,7 @@ fn number(purpose: u64, place: usize) -> u64 {
     purpose << 32 | place as u64
 }
 
-/// A connection as a [`Link`]. Must be used within a tokio runtime.
+/// A connection as a [`Link`](crate::link::Link). Must be used within a tokio runtime.
 pub struct RdmaLink {
     queue: Queue,
     id: Id,

@@ -19,7 +19,7 @@ pub fn format(seconds: u64) -> String {
     format!("{weekday}, {day:02} {month} {year:04} {hour:02}:{minute:02}:{second:02} GMT")
 }
 
-/// What [`format`] wrote. The obsolete forms of dates, which nobody writes any more, are none.
+/// What [`format()`] wrote. The obsolete forms of dates, which nobody writes any more, are none.
 pub fn parse(text: &str) -> Option<u64> {
     let (weekday, rest) = text.split_once(", ")?;
     let mut words = rest.split(' ');
