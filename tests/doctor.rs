@@ -241,6 +241,60 @@ fn shards_on_this_machine_are_measured() {
     });
 }
 
+/// Two hosts on one wire, in network namespaces: each report is a file of the scratch folder.
+const WIRE: &str = "
+mount -t sysfs none /sys
+ip link set lo up
+unshare --net sleep 100 & THERE=$!
+trap 'kill $THERE $SERVER' EXIT
+until [ \"$(readlink /proc/$THERE/ns/net)\" != \"$(readlink /proc/self/ns/net)\" ]; do sleep 0.1; done
+there() { nsenter --target $THERE --net \"$@\"; }
+ip link add v0 type veth peer name v1
+ip link set v1 netns $THERE
+ip addr add 10.9.0.1/24 dev v0; ip link set v0 up
+there ip addr add 10.9.0.2/24 dev v1; there ip link set v1 up
+nsenter --target $THERE --net \"$F\" serve set=$S/data --listen 10.9.0.2:4433 --open --state-dir $S/state >$S/log & SERVER=$!
+for _ in $(seq 300); do grep -q '^ready: set' $S/log && break; sleep 0.1; done
+trust=$(grep -o 'SHA256:[0-9a-f]*' $S/log | head -1)
+look() { \"$F\" doctor https://10.9.0.2:4433/set --trust $trust --json >$S/$1.json; }
+look small
+ip link set v0 mtu 9000; there ip link set v1 mtu 9000
+look large
+there ip link set v1 mtu 1500
+look mixed
+";
+
+#[test]
+fn packets_that_a_path_does_not_carry_are_told_of() {
+    within(LIMIT, || {
+        let scratch = Scratch::new("doctor-wire");
+        let alone = |script: &str| {
+            let mut command = Command::new("unshare");
+            command.args(["--mount", "--net", "--map-root-user", "sh", "-ec", script]);
+            command.env("F", forebay()).env("S", scratch.path());
+            Running::start(command).finish(PATIENCE)
+        };
+        let possible = alone("mount -t sysfs none /sys; ip link add v0 type veth peer name v1");
+        if possible.code != Some(0) {
+            eprintln!("!! SKIPPED: a path that drops packets: no network namespaces here: {}", possible.stderr);
+            return;
+        }
+        shards(&scratch.join("data"), &Shards { shards: 1, samples: 20, sizes: Sizes::Fixed(50_000), seed: 5 });
+        let done = alone(WIRE);
+        let look = |name: &str| -> Value {
+            let text = std::fs::read_to_string(scratch.join(&format!("{name}.json"))).unwrap_or_default();
+            let report: Value =
+                serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}{}", done.stderr));
+            about(&report, "path MTU").clone()
+        };
+        let small = look("small");
+        assert!(small["level"] == "better" && word(&small, "mend").contains("ip link set dev v0 mtu 9000"), "{small}");
+        assert_eq!(look("large")["level"], "ok");
+        let mixed = look("mixed");
+        assert!(mixed["level"] == "better" && word(&mixed, "found").contains("though v0 would carry 9000"), "{mixed}");
+    });
+}
+
 /// A server of somebody else's making, with a clock that is an hour late, and then with none.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clock_that_is_wrong_is_told_of() {

@@ -162,9 +162,7 @@ pub fn packets(facts: &Facts) -> Option<Finding> {
     match interface.and_then(|interface| Some((&interface.name, interface.mtu?))) {
         Some((name, mtu)) if carried + STEP < mtu.min(JUMBO) => {
             let found = format!("{found}, though {name} would carry {mtu}: something on the way does not");
-            let mend = format!(
-                "tracepath -n {host} shows where: raise the MTU there, or ip link set dev {name} mtu {carried}"
-            );
+            let mend = format!("tracepath -n {host} shows where; raise the MTU there");
             Some(Finding::better(NAME, found, mend))
         }
         Some((name, _)) if reached.round_trip < NEAR => {

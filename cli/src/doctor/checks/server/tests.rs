@@ -114,7 +114,7 @@ fn small_packets() {
         ordinary(facts);
         reached(facts).payload = 1200;
     });
-    says(&finding, Level::Better, "1228 bytes reach storage, though eth0 would carry 1500", "mtu 1228");
+    says(&finding, Level::Better, "1228 bytes reach storage, though eth0 would carry 1500", "tracepath");
     let finding = after(packets, |facts| {
         reached(facts).payload = 1200;
         reached(facts).peer = "[::1]:4433".parse().unwrap();
