@@ -46,9 +46,10 @@ fn each_fabric_of_a_machine_is_measured() {
     let report: Value = serde_json::from_str(&report).unwrap_or_else(|error| panic!("{error}: {report}"));
     let [h3, rdma] = report["speeds"].as_array().unwrap().as_slice() else { panic!("{report}") };
     assert!(h3["fabric"] == "h3" && h3["megabytes_per_second"].as_f64().unwrap() > 0.1, "{report}");
-    // As fast as it is, or why not: no silence.
-    assert_eq!(rdma["fabric"], "rdma");
-    assert!(rdma["megabytes_per_second"].is_f64() != rdma["error"].is_string(), "{report}");
+    assert!(
+        rdma["fabric"] == "rdma" && rdma["megabytes_per_second"].as_f64().is_some_and(|rate| rate > 0.1),
+        "{report}"
+    );
     let findings = report["findings"].as_array().unwrap();
     let way = findings.iter().find(|finding| finding["check"] == "RDMA path MTU").unwrap();
     assert_eq!(way["level"], "ok", "{way}");
